@@ -11,7 +11,7 @@ use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
 use ragtag_kernels::params::USED_WORDS;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
@@ -285,17 +285,18 @@ impl StageBuffers {
         rows: u32,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let sizes = self.program(rows, rows, rows).map_or(self.compiled.programs.len(), |last| last + 1);
-        let (parts, slots) = (self.streaming.parts.len(), self.slots.len());
-        for program in 0..sizes * parts * slots {
-            let (index, part, slot) =
-                (program / slots / parts, program / slots % parts, (program % slots) as u32);
-            let id = self.program_id(index, part, slot);
-            match device.record(id, self.commands(index, part, slot)?) {
-                Err(error) if error.is_out_of_memory() => break,
-                other => other.map_err(&failed)?,
+        let sizes: BTreeSet<_> = (1..=rows).filter_map(|rows| self.program(rows, rows, rows)).collect();
+        let parts = self.streaming.parts.len();
+        let programs = sizes.iter().flat_map(|size| (0..parts).map(move |part| (*size, part)));
+        for (index, part) in programs {
+            for slot in 0..self.slots.len() as u32 {
+                let id = self.program_id(index, part, slot);
+                match device.record(id, self.commands(index, part, slot)?) {
+                    Err(error) if error.is_out_of_memory() => return Ok(()),
+                    other => other.map_err(&failed)?,
+                }
+                self.recorded.insert(id);
             }
-            self.recorded.insert(id);
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Micro-batches, and the parameter blocks that kernels read for them.
 
-use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES, USED_WORDS};
+use ragtag_kernels::params::{
+    BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES, USED_WORDS,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
@@ -158,6 +160,7 @@ pub fn write_params(
     fits("logit rows", logit_rows, shape.logit_rows as usize)?;
     fits("sequences", batch.items.len(), shape.sequences as usize)?;
     fits("words", shape.words(), words.len())?;
+    words[..HEADER_WORDS].fill(0);
     words[ROWS as usize] = rows as u32;
     words[LOGIT_ROWS as usize] = logit_rows as u32;
     words[SEQUENCES as usize] = batch.items.len() as u32;
