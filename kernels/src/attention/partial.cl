@@ -46,7 +46,7 @@ KERNEL(ITEMS) attention_partial(
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
     bool exists = sequence < sequences && position / 16 < table_blocks;
-    const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+    const GLOBAL uint *table = table_of(at, row, sequences, table_blocks);
     uint blocks = exists ? position / 16 + 1 : 0;
     exists = reach(&shared, table, blocks, cache_blocks) == blocks && exists;
     uint visible = position + 1 - min(position + 1, window), skipped = exists ? visible / 16 : 0;

@@ -61,7 +61,7 @@ KERNEL(ITEMS) attention_partial(
         return;
     }
     bool exists = sequence < sequences && position / 16 < table_blocks;
-    const uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+    const uint *table = table_of(at, row, sequences, table_blocks);
     uint wanted = exists ? position / 16 + 1 : 0;
     for (uint i = ITEM; i < wanted; i += ITEMS) exists = exists && table[i] < cache_blocks;
     exists = __syncthreads_and(exists);

@@ -166,7 +166,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
     let sequence = sequence_of(row);
     let position = position_of(row);
     let has_table = sequence < constants.sequences && position / 16u < constants.table_blocks;
-    let table = table_of(select(0u, sequence, has_table));
+    let table = table_of(row);
     let blocks = select(0u, position / 16u + 1u, has_table);
     let exists = reach(item, table, blocks) == blocks && has_table;
     let visible = window_start(position + 1u);

@@ -68,7 +68,7 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         // Finds the longest run that starts at `row`.
         let sequence = sequence_of(row);
         let exists = sequence < constants.sequences;
-        let table = table_of(select(0u, sequence, exists));
+        let table = table_of(row);
         var wanted = 0u;
         for (var r = row; exists && r < end && sequence_of(r) == sequence; r++) {
             wanted = max(wanted, min(position_of(r) / 16u + 1u, constants.table_blocks));

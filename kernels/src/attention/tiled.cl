@@ -50,7 +50,7 @@ KERNEL(ITEMS) attention_tiled(
         // A run of rows of one sequence; all that its rows see exists.
         uint sequence = at.row_sequences[row], wanted = 0, last = 0, start = ~0u, next = row;
         bool exists = sequence < sequences;
-        const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+        const GLOBAL uint *table = table_of(at, row, sequences, table_blocks);
         for (uint r = row; exists && r < end && at.row_sequences[r] == sequence; r++) {
             wanted = max(wanted, min(at.positions[r] / 16 + 1, table_blocks));
         }

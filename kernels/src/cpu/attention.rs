@@ -137,7 +137,7 @@ impl<'a> Head<'a> {
     /// does not exist, or if it attends to a position without a valid block.
     #[inline(always)]
     fn table(&self, row: usize) -> Option<&'a [u32]> {
-        let table = self.lists.table(self.lists.sequence(row))?;
+        let table = self.lists.table(row)?;
         let seen = table.get(..=self.lists.position(row) / BLOCK_TOKENS)?;
         seen.iter().all(|block| *block < self.cache_blocks).then_some(table)
     }

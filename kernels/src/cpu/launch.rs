@@ -47,11 +47,13 @@ impl<'a> Lists<'a> {
         self.words[self.shape.logit_rows() + i] as usize
     }
 
-    /// Returns the block table of a sequence, or `None` if the sequence does not exist.
+    /// Returns the block table of a row's sequence and the words after it, as many as the longest table has.
+    /// Returns `None` if the sequence does not exist.
     #[inline(always)]
-    pub fn table(&self, sequence: usize) -> Option<&'a [u32]> {
-        let blocks = self.shape.table_blocks as usize;
-        let at = self.shape.tables() + sequence.checked_mul(blocks)?;
-        if sequence < self.shape.sequences as usize { self.words.get(at..at + blocks) } else { None }
+    pub fn table(&self, row: usize) -> Option<&'a [u32]> {
+        let (sequences, blocks) = (self.shape.sequences as usize, self.shape.table_blocks as usize);
+        let start = self.words[self.shape.table_starts() + row] as usize;
+        let at = self.shape.tables() + start.min(sequences.checked_sub(1)?.checked_mul(blocks)?);
+        if self.sequence(row) < sequences { self.words.get(at..at + blocks) } else { None }
     }
 }

@@ -45,7 +45,7 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
                 continue;
             }
             let seen = lists.position(row) + 1;
-            let table = lists.table(lists.sequence(row));
+            let table = lists.table(row);
             let table = table.and_then(|table| table.get(..seen.div_ceil(BLOCK_TOKENS)));
             let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
             let visible = seen.saturating_sub(window as usize)..seen;

@@ -1,6 +1,8 @@
 //! Micro-batches, and the parameter blocks that kernels read for them.
 
-use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES};
+use ragtag_kernels::params::{
+    BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES, USED_WORDS,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
@@ -139,7 +141,7 @@ pub struct ParamsTooSmall {
 /// Writes a parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. If `in_ring` is
 /// set, the block tables list the blocks of KV rings, which repeat. `words` must have at least
 /// [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no kernel
-/// reads them.
+/// reads them. Returns the number of words in use.
 ///
 /// # Errors
 /// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is too short. The contents of `words`
@@ -149,7 +151,7 @@ pub fn write_params(
     shape: &ParamsShape,
     in_ring: bool,
     words: &mut [u32],
-) -> Result<(), ParamsTooSmall> {
+) -> Result<usize, ParamsTooSmall> {
     let fits = |what, wanted: usize, capacity: usize| {
         if wanted <= capacity { Ok(()) } else { Err(ParamsTooSmall { what, wanted, capacity }) }
     };
@@ -163,14 +165,15 @@ pub fn write_params(
     words[LOGIT_ROWS as usize] = logit_rows as u32;
     words[SEQUENCES as usize] = batch.items.len() as u32;
 
-    let table_blocks = shape.table_blocks as usize;
-    let (mut row, mut logit) = (0, shape.logit_rows());
+    let (mut row, mut logit, mut end) = (0, shape.logit_rows(), shape.tables());
     for (index, item) in batch.items.iter().enumerate() {
         // A sequence may own more blocks than its positions fill. The table holds only the blocks that
         // kernels look up.
         let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
-        fits("cache blocks", used, table_blocks)?;
-        let table = &mut words[shape.tables() + index * table_blocks..][..used];
+        fits("cache blocks", used, shape.table_blocks as usize)?;
+        let start = end;
+        end += used;
+        let table = &mut words[start..end];
         for (at, entry) in table.iter_mut().enumerate() {
             let held = if in_ring { item.ring.len() } else { item.blocks.len() };
             let missing = ParamsTooSmall { what: "cache blocks", wanted: used, capacity: held };
@@ -180,6 +183,7 @@ pub fn write_params(
             words[shape.tokens() + row] = token;
             words[shape.positions() + row] = item.first_position + i as u32;
             words[shape.row_sequences() + row] = index as u32;
+            words[shape.table_starts() + row] = (start - shape.tables()) as u32;
             let wanted = match item.logits {
                 LogitRows::None => false,
                 LogitRows::Last => i + 1 == item.tokens.len(),
@@ -192,7 +196,8 @@ pub fn write_params(
             row += 1;
         }
     }
-    Ok(())
+    words[USED_WORDS as usize] = end as u32;
+    Ok(end)
 }
 
 #[cfg(test)]
@@ -226,21 +231,23 @@ mod tests {
         assert_eq!((batch.rows(), batch.logit_rows()), (5, 3));
         let shape = ParamsShape { rows: 6, logit_rows: 4, sequences: 3, table_blocks: 3 };
         let mut words = vec![u32::MAX; shape.words()];
-        write_params(&batch, &shape, false, &mut words).unwrap();
+        let used = write_params(&batch, &shape, false, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
-        assert_eq!(list(0, 4), [5, 3, 3, 0]);
+        assert_eq!(list(0, 4), [5, 3, 3, used as u32]);
         assert_eq!(list(shape.tokens(), 6), [70, 71, 80, 90, 91, u32::MAX]);
         assert_eq!(list(shape.positions(), 5), [15, 16, 0, 3, 4]);
         assert_eq!(list(shape.row_sequences(), 5), [0, 0, 1, 2, 2]);
         assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
         // Position 16 is in the second block. The sequence owns the third block but has not reached it.
-        assert_eq!(list(shape.tables(), 9), [4, 9, u32::MAX, 5, u32::MAX, u32::MAX, 6, u32::MAX, u32::MAX]);
+        assert_eq!(list(shape.table_starts(), 6), [0, 0, 2, 3, 3, u32::MAX]);
+        assert_eq!(list(shape.tables(), 9)[..5], [4, 9, 5, 6, u32::MAX]);
+        assert_eq!(used, shape.tables() + 4);
         let word = u32::MAX;
         let mut words = vec![word; shape.words()];
         write_params(&batch, &shape, true, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
-        assert_eq!(list(0, 4), [5, 3, 3, 0]);
-        assert_eq!(list(shape.tables(), 9), [11, 12, word, 11, word, word, 11, word, word]);
+        assert_eq!(list(0, 4), [5, 3, 3, used as u32]);
+        assert_eq!(list(shape.tables(), 9)[..5], [11, 12, 11, 11, word]);
     }
 
     #[test]

@@ -246,8 +246,7 @@ unsafe fn layer(call: &HostCall<'_>, _: Range<u32>) {
     let (shape, weight) = (shape(call), digest(weight.iter().copied(), weight.len() as u64));
     for (at, row) in activation.chunks_exact_mut(ROW).take(params[ROWS as usize] as usize).enumerate() {
         let position = params[shape.positions() + at] as usize;
-        let sequence = params[shape.row_sequences() + at] as usize;
-        let table = &params[shape.tables() + sequence * shape.table_blocks as usize..];
+        let table = &params[shape.tables() + params[shape.table_starts() + at] as usize..];
         let place = |p: usize| table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
         kv[place(position)] = mix(row[0], weight);
         row[0] = (0..=position).fold(0, |chain, p| mix(chain, kv[place(p)]));
