@@ -1,4 +1,4 @@
-//! Programs as plain data: sequences of dispatches, one per bucket. The device's actor maps each [`StageBuffer`] to
+//! Programs as plain data: sequences of dispatches, one or two per bucket. The device's actor maps each [`StageBuffer`] to
 //! a buffer id and records the dispatches.
 
 use ragtag_hal::Access;
@@ -59,6 +59,8 @@ pub struct ProgramStep {
 pub struct Program {
     /// Layout of the parameter block. `params.rows` is the bucket's capacity in rows.
     pub params: ParamsShape,
+    /// Whether the program is only for micro-batches with a single row per sequence.
+    pub decodes: bool,
     /// Dispatches, in order. Each dispatch sees the writes of all earlier dispatches.
     pub steps: Vec<ProgramStep>,
 }

@@ -1,4 +1,4 @@
-//! Compiled stages as plain data. A stage lists the buffers that it needs, and one program per bucket.
+//! Compiled stages as plain data. A stage lists the buffers that it needs, and the programs of each bucket.
 
 use crate::kv_ring::KvRing;
 use crate::program::{Program, StageBuffer};
@@ -58,15 +58,20 @@ pub struct CompiledStage {
     pub crossing_row_bytes: Option<u64>,
     /// Result that the stage returns to the host. Only the last stage returns anything.
     pub result: StageResult,
-    /// One program per bucket, in ascending order of capacity. The last bucket holds the largest micro-batch.
+    /// Programs in ascending order of capacity. The last one holds the largest micro-batch. Before the program of
+    /// a large bucket, there is one for decode rows only if the device has faster kernels for them.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// Returns the index of the program with the smallest bucket that holds `rows` rows, or `None` if no
-    /// bucket does.
-    pub fn program_for(&self, rows: u32) -> Option<usize> {
-        self.programs.iter().position(|p| p.params.rows >= rows)
+    /// Returns the index of the first program that holds a micro-batch with `rows` rows of `sequences` sequences,
+    /// `logit_rows` of which need logits. Returns `None` if no program does.
+    pub fn program_for(&self, rows: u32, logit_rows: u32, sequences: u32) -> Option<usize> {
+        let holds = |p: &Program| {
+            let shape = &p.params;
+            shape.rows >= rows && shape.logit_rows >= logit_rows && shape.sequences >= sequences
+        };
+        self.programs.iter().position(|p| holds(p) && (!p.decodes || rows == sequences))
     }
 
     /// Returns the maximum number of rows in a micro-batch.

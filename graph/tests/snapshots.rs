@@ -86,7 +86,7 @@ fn graph_text(model: &Model, activations: Activations) -> String {
 /// Lists the steps of the embedding, the first block and the head, in the bucket of four rows.
 fn program_text(stage: &CompiledStage) -> String {
     let mut text = String::new();
-    let program = &stage.programs[stage.program_for(3).unwrap()];
+    let program = &stage.programs[stage.program_for(3, 1, 1).unwrap()];
     writeln!(text, "{:?}", program.params).unwrap();
     for step in program.steps.iter().filter(|s| [0, 1, 13].contains(&s.segment)) {
         let place = |place: &StageBuffer| match place {
@@ -143,6 +143,36 @@ fn wide_caps() -> Caps {
     }
 }
 
+/// Checks which programs a stage has, and the number of splits in those for decode rows only.
+#[test]
+fn decode_rows_have_programs_of_their_own() {
+    let many = Lowering { chunk: 512, sequences: 300, logit_rows: 300, ..lowering(Activations::F32) };
+    let of = |caps: &Caps, lowering: &Lowering| compile(&llama(), 0..14, lowering, caps).unwrap();
+    assert!(of(&plain_caps(), &many).programs.iter().all(|program| !program.decodes));
+    assert!(of(&wide_caps(), &Lowering { sequences: 32, ..many }).programs.iter().all(|p| !p.decodes));
+    let stage = of(&wide_caps(), &many);
+    let shapes: Vec<_> = stage.programs.iter().map(|p| (p.params.rows, p.decodes)).collect();
+    let few = [1, 2, 4, 8, 16, 32].map(|rows| (rows, false));
+    let pairs = [64, 128, 256].map(|rows| [(rows, true), (rows, false)]);
+    assert_eq!(shapes, [&few[..], pairs.as_flattened(), &[(300, true), (512, false)]].concat());
+    for (rows, sequences, found) in
+        [(32, 32, (32, false)), (40, 40, (64, true)), (40, 39, (64, false)), (300, 300, (300, true))]
+    {
+        assert_eq!(shapes[stage.program_for(rows, sequences, sequences).unwrap()], found);
+    }
+    assert_eq!(stage.program_for(301, 301, 301), None);
+    let bounds = llama().segments(&many).unwrap().into_iter().map(|segment| segment.scratch_bytes).max();
+    assert!(Some(stage.scratch_bytes) <= bounds, "{} of {bounds:?} bytes", stage.scratch_bytes);
+    for program in stage.programs.iter().filter(|program| program.decodes) {
+        let name = |step: &&ragtag_graph::ProgramStep| &stage.variants[step.entry as usize];
+        let steps = || program.segment_steps(1);
+        assert!(!steps().any(|step| name(&step).starts_with("attention/")), "attention of prompts");
+        let partial = steps().find(|step| name(step).starts_with("attention-partial")).unwrap();
+        let (rows, splits) = (program.params.rows, partial.constants[12]);
+        assert!(splits * rows <= 32 * 64 + rows, "{splits} splits of {rows} rows");
+    }
+}
+
 /// Lists the kernels that one block launches in the bucket for `rows` rows. Checks that both granularities
 /// and all splits into stages launch the same kernels.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
@@ -152,7 +182,7 @@ fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> 
         let kernel = |step: &ragtag_graph::ProgramStep| {
             stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
         };
-        let program = &stage.programs[stage.program_for(rows).unwrap()];
+        let program = &stage.programs[stage.program_for(rows, 1, 1).unwrap()];
         program.steps.iter().map(kernel).collect::<Vec<_>>()
     };
     let (block, halves) = (of(model, 1..2), model.with_granularity(Granularity::HalfBlock));
@@ -360,7 +390,7 @@ fn head_norms_take_one_launch_and_keep_fusions() {
 #[test]
 fn fused_gate_has_one_column_per_two_weight_rows() {
     let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();
-    let program = &stage.programs[stage.program_for(1).unwrap()];
+    let program = &stage.programs[stage.program_for(1, 1, 1).unwrap()];
     let gated =
         |step: &&ragtag_graph::ProgramStep| stage.variants[step.entry as usize].starts_with("gated-matmul");
     let step = program.steps.iter().find(gated).unwrap();

@@ -5,6 +5,11 @@
 //! A micro-batch runs in the smallest bucket that holds its rows. Kernels read the actual number of rows from
 //! the parameter block, so they do not compute padding rows. All buckets share one scratch buffer, sized for
 //! the largest bucket.
+//!
+//! Up to [`SPLIT_ROWS`] rows, attention is split over the positions of each row. The rows of a longer
+//! micro-batch share loads of keys and values instead, as far as they belong to one sequence. Decode rows
+//! belong to different sequences. Therefore a larger bucket has a second program, for micro-batches with a
+//! single row per sequence. It splits attention as well.
 
 mod buffers;
 mod caches;
@@ -37,6 +42,14 @@ use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, 
 use std::ops::Range;
 use storage::{Storage, capacity, output_bytes};
 
+/// Maximum number of rows for which attention is split whatever sequences they belong to. More rows fill a
+/// device even without splits, and it is better to let the rows of a sequence share their loads.
+const SPLIT_ROWS: u32 = 32;
+
+/// Number of work groups of split attention per compute unit that keeps a device busy, even though sequences
+/// differ in length.
+const GROUPS_PER_UNIT: u32 = 8;
+
 /// Compiles `segments` of `model` for a device with the capabilities `caps`.
 ///
 /// # Errors
@@ -68,10 +81,14 @@ pub fn compile(
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
-    for rows in buckets(lowering.chunk) {
-        let params = params_shape(lowering, rows);
-        let splits = |heads: Heads| attention_splits(heads, lowering, caps);
-        let splits = splits_attention(lowering, caps, rows).then_some(&splits as &dyn Fn(Heads) -> u32);
+    for (params, decodes) in shapes(lowering) {
+        let is_split =
+            (decodes || params.rows <= SPLIT_ROWS) && splits_attention(lowering, caps, params.rows);
+        if decodes && !is_split {
+            continue;
+        }
+        let splits = |heads: Heads| attention_splits(heads, params.rows, lowering, caps);
+        let splits = is_split.then_some(&splits as &dyn Fn(Heads) -> u32);
         let mut graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
@@ -83,7 +100,7 @@ pub fn compile(
             Emitter { model, graph, caps, lowering, caches, params, storage, weights, variants };
         let steps = emitter.steps(segments.clone())?;
         variants = emitter.variants;
-        programs.push(Program { params, steps });
+        programs.push(Program { params, decodes, steps });
     }
     let h = model.hyperparameters();
     let last = segments.end == model.segment_count();
@@ -158,22 +175,26 @@ fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
-/// Returns the number of parts into which attention is split over the cached positions. The number affects
-/// the rounding of results, so it must not depend on the rows of a micro-batch. It is chosen so that each
-/// compute unit gets at most one work group per row, because a second wave of work groups would double the
-/// time.
-fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
-    (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
+/// Returns the number of parts into which attention is split over the cached positions, for a bucket of `rows`
+/// rows. The number affects the rounding of results, so it must not depend on the rows of a micro-batch. A
+/// single row gets at most one work group per compute unit, because a second wave of work groups would double
+/// its time. Many rows fill the device with fewer parts, and longer parts cost less.
+fn attention_splits(heads: Heads, rows: u32, lowering: &Lowering, caps: &Caps) -> u32 {
+    let (units, kv_heads) = (caps.parallel_units, heads.kv.max(1));
+    let filling = units.saturating_mul(GROUPS_PER_UNIT).div_ceil(kv_heads.saturating_mul(rows));
+    (units / kv_heads).min(filling).clamp(1, most_splits(rows, lowering))
 }
 
-/// Returns the largest number of splits for which no split is empty at the full context.
-fn most_splits(lowering: &Lowering) -> u32 {
-    partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
+/// Returns the largest number of splits for a bucket of `rows` rows. No split is empty at the full context,
+/// and the partial results of a large bucket take about as much scratch memory as those of [`SPLIT_ROWS`] rows.
+fn most_splits(rows: u32, lowering: &Lowering) -> u32 {
+    let most = partial::MAX_SPLITS.min((SPLIT_ROWS * partial::MAX_SPLITS).div_ceil(rows));
+    most.min(lowering.table_blocks()).max(1)
 }
 
-/// The two programs that can need the most scratch memory on any device. The first is for the largest
-/// micro-batch. The second is for the largest micro-batch whose attention may be split.
-pub(crate) struct Largest([Lowered; 2]);
+/// The programs that can need the most scratch memory on any device: for the largest micro-batch, for the
+/// largest one whose attention may be split, and for the largest one with decode rows only.
+pub(crate) struct Largest(Vec<Lowered>);
 
 /// A program before emission.
 struct Lowered {
@@ -184,23 +205,26 @@ struct Lowered {
 }
 
 impl Largest {
-    /// Lowers both programs. `form` returns the activation type for products with a given weight type.
+    /// Lowers the programs. `form` returns the activation type for products with a given weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
-        let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
-            let graph = model.lowered(splits, |t, _| form(t));
+        let program = |params: ParamsShape, is_split: bool| {
+            let most = |_| most_splits(params.rows, lowering);
+            let graph = model.lowered(is_split.then_some(&most), |t, _| form(t));
             let nodes = graph.by_segment(model.segment_count());
-            Lowered { graph, params: params_shape(lowering, rows), nodes }
+            Lowered { graph, params, nodes }
         };
-        let most = |_| most_splits(lowering);
-        let split = program(Some(&most), lowering.chunk.min(partial::MAX_ROWS));
-        Self([program(None, lowering.chunk), split])
+        let few = params_shape(lowering, lowering.chunk.min(SPLIT_ROWS));
+        let decode = shapes(lowering).into_iter().rev().find(|(_, decodes)| *decodes);
+        let split = [few].into_iter().chain(decode.map(|(params, _)| params));
+        let mut programs: Vec<_> = split.map(|params| program(params, true)).collect();
+        programs.push(program(params_shape(lowering, lowering.chunk), false));
+        Self(programs)
     }
 
     /// Returns an upper bound on the scratch bytes of a segment.
     pub(crate) fn scratch_bytes(&self, segment: usize) -> u64 {
-        let [a, b] = &self.0;
         let bytes = |l: &Lowered| Storage::plan(&l.graph, &l.nodes[segment], &l.params).scratch_bytes;
-        bytes(a).max(bytes(b))
+        self.0.iter().map(bytes).max().expect("at least two programs")
     }
 
     /// Returns the size in bytes of the largest tensor in a segment. Ignores dequantized weights, because a
@@ -220,6 +244,20 @@ pub fn buckets(chunk: u32) -> Vec<u32> {
     let mut buckets: Vec<u32> = (0..32).map(|bit| 1 << bit).take_while(|&rows| rows < chunk).collect();
     buckets.push(chunk);
     buckets
+}
+
+/// Returns the capacities of the programs, and whether each is for micro-batches with a single row per sequence.
+fn shapes(lowering: &Lowering) -> Vec<(ParamsShape, bool)> {
+    let most_decode_rows = lowering.sequences.min(lowering.logit_rows);
+    let (mut out, mut smaller) = (Vec::new(), 0);
+    for rows in buckets(lowering.chunk) {
+        if rows > SPLIT_ROWS && smaller < most_decode_rows {
+            out.push((params_shape(lowering, rows.min(most_decode_rows)), true));
+        }
+        out.push((params_shape(lowering, rows), false));
+        smaller = rows;
+    }
+    out
 }
 
 fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {

@@ -1,5 +1,5 @@
-//! First launch of split attention, for few rows over a long KV cache. Several groups share the positions of
-//! one row.
+//! First launch of split attention, for rows of different sequences, or few rows over a long KV cache. Several
+//! groups may share the positions of one row.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -30,10 +30,6 @@ use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 use std::ops::Range;
-
-/// Maximum number of rows in a launch of split attention. With more rows, a launch fills a device even
-/// without splits, and it is better to let the rows of a sequence share their loads.
-pub const MAX_ROWS: u32 = 32;
 
 /// Maximum number of splits.
 pub const MAX_SPLITS: u32 = 64;
@@ -100,6 +96,13 @@ impl Spec for AttentionPartial {
         for seen in LONG {
             let scene = scene(random, self.0, (3, 2, 1, 64), &[(seen - 3, 3)]);
             out.push(case(Kernel::AttentionPartial(self.0), &scene, 3));
+        }
+        // A row each of many sequences of different lengths.
+        for (splits, window) in [(1, super::NO_WINDOW), (2, 50)] {
+            let starts: Vec<_> = (0..70).map(|i| (i * 37 % 190, 1)).collect();
+            let mut scene = scene(random, self.0, (72, 8, 2, 64), &starts);
+            scene.limit(window, 0.0);
+            out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
         }
         out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(random, self.0, value)));
         for (starts, [heads, kv_heads, head_dim], splits, window, cap) in [

@@ -286,8 +286,12 @@ pub(super) fn scene(
             seen.push(None);
         }
     }
+    let named = match starts.len() {
+        0..=8 => format!("{starts:?}"),
+        count => format!("{count} sequences"),
+    };
     let label =
-        format!("{starts:?} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
+        format!("{named} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
     let sequences = starts.len() + 1;
     let mut constants = vec![capacity, sequences, table_blocks, 1, heads, kv_heads, head_dim, cache_blocks];
     constants.extend([scale.to_bits() as usize, stride, NO_WINDOW as usize, 0]);

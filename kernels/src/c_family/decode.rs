@@ -144,7 +144,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let lanes = Function {
         kernel: Kernel::AttentionPartial(kv_type),
         grid: Grid::Fixed(partial::grid),
-        max_rows: partial::MAX_ROWS,
+        max_rows: u32::MAX,
         source: lanes_source,
         function: "attention_partial",
         items: PARTIAL_ITEMS,

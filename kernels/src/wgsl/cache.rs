@@ -102,7 +102,6 @@ fn tiled_blocks(bytes: [u32; 2]) -> Arc<str> {
 
 fn partial_functions() -> [Function; 5] {
     let partial = |kv_type| Function {
-        max_rows: partial::MAX_ROWS,
         local_bytes: 12 << 10,
         ..function(Kernel::AttentionPartial(kv_type), partial::grid, "attention_partial", ITEMS)
     };

@@ -6,7 +6,7 @@ use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::execution::READ_PLACES;
-use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer};
+use ragtag_graph::{CompiledStage, Slice, StageBuffer};
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
@@ -254,13 +254,7 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<ProgramId> {
-        let (rows, logit_rows, sequences) = (batch.rows(), batch.logit_rows(), batch.items.len());
-        let holds = |p: &Program| {
-            p.params.rows >= rows
-                && p.params.logit_rows >= logit_rows
-                && p.params.sequences as usize >= sequences
-        };
-        let index = self.compiled.programs.iter().position(holds);
+        let index = self.compiled.program_for(batch.rows(), batch.logit_rows(), batch.items.len() as u32);
         let index = index.ok_or_else(|| Error::protocol(format!("no program holds {}", batch.id)))?;
         if part == 0 {
             self.write_params(slot, index, batch, &failed)?;

@@ -132,7 +132,7 @@ impl Model {
             let constants = vec![params.rows, params.logit_rows, params.sequences, params.table_blocks];
             ProgramStep { segment, entry, slices, constants, grid: [1, 1, 1] }
         });
-        Program { params, steps: steps.collect() }
+        Program { params, decodes: false, steps: steps.collect() }
     }
 
     /// Returns the weight source of a stage that consists of `segments`.

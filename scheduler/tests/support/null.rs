@@ -228,7 +228,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
                 true => StageResult::Logits { vocabulary: 256 },
                 false => StageResult::Nothing,
             },
-            programs: vec![Program { params, steps: Vec::new() }],
+            programs: vec![Program { params, decodes: false, steps: Vec::new() }],
         },
         weights: Box::new(NoWeights),
     }
