@@ -58,7 +58,7 @@ impl Shape {
         let zeros = std::iter::repeat_n(0, rows as usize);
         let lists = zeros.clone().chain(zeros.map(|_| self.context - 1)).chain(0..rows).chain(0..rows);
         let tables = (0..rows * blocks).map(|at| (u64::from(at) * 7919 % u64::from(cache_blocks)) as u32);
-        let words = [rows, rows, rows, 0].into_iter().chain(lists).chain(tables);
+        let words = [rows, rows, 0, 0].into_iter().chain(lists).chain(tables);
         words.flat_map(u32::to_le_bytes).collect()
     }
 }
@@ -124,7 +124,7 @@ fn main() -> Result<(), String> {
         let mut best = f64::INFINITY;
         for splits in SPLITS {
             bindings[4] = partials(splits);
-            let first = median_us(&mut timer, split, &[&constants[..], &[splits]].concat(), &bindings)?;
+            let first = median_us(&mut timer, split, &[&constants[..], &[splits, 0]].concat(), &bindings)?;
             let inputs = [&params[..16], partials(splits), own(4)];
             let second = median_us(&mut timer, merge, &[rows, 0, HEADS, HEAD_DIM, splits], &inputs)?;
             line += &format!(" {:10.1}", first + second);

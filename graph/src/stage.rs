@@ -1,7 +1,7 @@
 //! Compiled stages as plain data. A stage lists the buffers that it needs, and the programs of each bucket.
 
 use crate::kv_ring::KvRing;
-use crate::program::{Program, StageBuffer};
+use crate::program::{Program, RowKind, StageBuffer};
 use crate::rope_lengths::RopeLengths;
 use crate::weight_buffer::WeightBuffer;
 use ragtag_hal::Module;
@@ -58,20 +58,30 @@ pub struct CompiledStage {
     pub crossing_row_bytes: Option<u64>,
     /// Result that the stage returns to the host. Only the last stage returns anything.
     pub result: StageResult,
-    /// Programs in ascending order of capacity. The last one holds the largest micro-batch. Before the program of
-    /// a large bucket, there is one for decode rows only if the device has faster kernels for them.
+    /// Programs in ascending order of capacity. The last one holds the largest micro-batch. A large bucket has up
+    /// to three, of which that for any rows is the last one.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// Returns the index of the first program that holds a micro-batch with `rows` rows of `sequences` sequences,
-    /// `logit_rows` of which need logits. Returns `None` if no program does.
-    pub fn program_for(&self, rows: u32, logit_rows: u32, sequences: u32) -> Option<usize> {
-        let holds = |p: &Program| {
-            let shape = &p.params;
-            shape.rows >= rows && shape.logit_rows >= logit_rows && shape.sequences >= sequences
-        };
-        self.programs.iter().position(|p| holds(p) && (!p.decodes || rows == sequences))
+    /// Returns the index of the first program for a micro-batch with `rows` rows of `sequences` sequences,
+    /// `logit_rows` of which need logits. The first `decode_rows` rows are single rows of their sequences. Returns
+    /// `None` if no program holds the micro-batch.
+    pub fn program_for(
+        &self,
+        [rows, logit_rows]: [u32; 2],
+        sequences: u32,
+        decode_rows: u32,
+    ) -> Option<usize> {
+        self.programs.iter().position(|Program { params, kind, .. }| {
+            let is_kind = match kind {
+                RowKind::Any => true,
+                RowKind::Decode => decode_rows == rows,
+                RowKind::Mixed => decode_rows > 0,
+            };
+            let holds = params.rows >= rows && params.logit_rows >= logit_rows;
+            holds && params.sequences >= sequences && is_kind
+        })
     }
 
     /// Returns the maximum number of rows in a micro-batch.

@@ -8,8 +8,8 @@
 //!
 //! Up to [`SPLIT_ROWS`] rows, attention is split over the positions of each row. The rows of a longer
 //! micro-batch share loads of keys and values instead, as far as they belong to one sequence. Decode rows
-//! belong to different sequences. Therefore a larger bucket has a second program, for micro-batches with a
-//! single row per sequence. It splits attention as well.
+//! belong to different sequences. Therefore a larger bucket has two more programs, which split attention of
+//! decode rows: one for decode rows only, and one for decode rows that precede other rows.
 
 mod buffers;
 mod caches;
@@ -24,8 +24,8 @@ use crate::graph::OperatorGraph;
 use crate::lowering::Lowering;
 use crate::model::Model;
 use crate::ops::{Heads, Output, Rows};
-use crate::passes;
-use crate::program::Program;
+use crate::passes::{self, SplitRows};
+use crate::program::{Program, RowKind};
 use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
 use crate::stage::{CompiledStage, StageResult};
@@ -81,14 +81,13 @@ pub fn compile(
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
-    for (params, decodes) in shapes(lowering) {
-        let is_split =
-            (decodes || params.rows <= SPLIT_ROWS) && splits_attention(lowering, caps, params.rows);
-        if decodes && !is_split {
+    for (params, kind) in shapes(lowering) {
+        let split = split_rows(kind, &params).filter(|_| splits_attention(lowering, caps, params.rows));
+        if kind != RowKind::Any && split.is_none() {
             continue;
         }
-        let splits = |heads: Heads| attention_splits(heads, params.rows, lowering, caps);
-        let splits = is_split.then_some(&splits as &dyn Fn(Heads) -> u32);
+        let splits = |heads: Heads| attention_splits(heads, kind, &params, caps);
+        let splits = split.map(|rows| (rows, &splits as &dyn Fn(Heads) -> u32));
         let mut graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
@@ -100,7 +99,7 @@ pub fn compile(
             Emitter { model, graph, caps, lowering, caches, params, storage, weights, variants };
         let steps = emitter.steps(segments.clone())?;
         variants = emitter.variants;
-        programs.push(Program { params, decodes, steps });
+        programs.push(Program { params, kind, steps });
     }
     let h = model.hyperparameters();
     let last = segments.end == model.segment_count();
@@ -175,25 +174,35 @@ fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
-/// Returns the number of parts into which attention is split over the cached positions, for a bucket of `rows`
-/// rows. The number affects the rounding of results, so it must not depend on the rows of a micro-batch. A
-/// single row gets at most one work group per compute unit, because a second wave of work groups would double
-/// its time. Many rows fill the device with fewer parts, and longer parts cost less.
-fn attention_splits(heads: Heads, rows: u32, lowering: &Lowering, caps: &Caps) -> u32 {
+/// Returns the rows whose attention a program splits.
+fn split_rows(kind: RowKind, params: &ParamsShape) -> Option<SplitRows> {
+    match kind {
+        RowKind::Any => (params.rows <= SPLIT_ROWS).then_some(SplitRows::All),
+        RowKind::Decode => Some(SplitRows::All),
+        RowKind::Mixed => Some(SplitRows::Decode),
+    }
+}
+
+/// Returns the number of parts into which attention is split over the cached positions. The number affects the
+/// rounding of results, so it must not depend on the rows of a micro-batch. A single row gets at most one work
+/// group per compute unit, because a second wave of work groups would double its time. Many rows fill the
+/// device with fewer parts, and longer parts cost less.
+fn attention_splits(heads: Heads, kind: RowKind, params: &ParamsShape, caps: &Caps) -> u32 {
     let (units, kv_heads) = (caps.parallel_units, heads.kv.max(1));
+    let rows = if kind == RowKind::Mixed { params.sequences } else { params.rows };
     let filling = units.saturating_mul(GROUPS_PER_UNIT).div_ceil(kv_heads.saturating_mul(rows));
-    (units / kv_heads).min(filling).clamp(1, most_splits(rows, lowering))
+    (units / kv_heads).min(filling).clamp(1, most_splits(params))
 }
 
-/// Returns the largest number of splits for a bucket of `rows` rows. No split is empty at the full context,
-/// and the partial results of a large bucket take about as much scratch memory as those of [`SPLIT_ROWS`] rows.
-fn most_splits(rows: u32, lowering: &Lowering) -> u32 {
-    let most = partial::MAX_SPLITS.min((SPLIT_ROWS * partial::MAX_SPLITS).div_ceil(rows));
-    most.min(lowering.table_blocks()).max(1)
+/// Returns the largest number of splits. No split is empty at the full context, and the partial results of a
+/// large bucket take about as much scratch memory as those of [`SPLIT_ROWS`] rows.
+fn most_splits(params: &ParamsShape) -> u32 {
+    let most = partial::MAX_SPLITS.min((SPLIT_ROWS * partial::MAX_SPLITS).div_ceil(params.rows));
+    most.min(params.table_blocks).max(1)
 }
 
-/// The programs that can need the most scratch memory on any device: for the largest micro-batch, for the
-/// largest one whose attention may be split, and for the largest one with decode rows only.
+/// The programs that can need the most scratch memory on any device: those for the largest micro-batches, and
+/// that for the largest one of any rows whose attention is split.
 pub(crate) struct Largest(Vec<Lowered>);
 
 /// A program before emission.
@@ -207,24 +216,25 @@ struct Lowered {
 impl Largest {
     /// Lowers the programs. `form` returns the activation type for products with a given weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
-        let program = |params: ParamsShape, is_split: bool| {
-            let most = |_| most_splits(params.rows, lowering);
-            let graph = model.lowered(is_split.then_some(&most), |t, _| form(t));
+        let program = |(params, kind): (ParamsShape, RowKind)| {
+            let most = |_| most_splits(&params);
+            let splits = split_rows(kind, &params).map(|rows| (rows, &most as &dyn Fn(Heads) -> u32));
+            let graph = model.lowered(splits, |t, _| form(t));
             let nodes = graph.by_segment(model.segment_count());
             Lowered { graph, params, nodes }
         };
-        let few = params_shape(lowering, lowering.chunk.min(SPLIT_ROWS));
-        let decode = shapes(lowering).into_iter().rev().find(|(_, decodes)| *decodes);
-        let split = [few].into_iter().chain(decode.map(|(params, _)| params));
-        let mut programs: Vec<_> = split.map(|params| program(params, true)).collect();
-        programs.push(program(params_shape(lowering, lowering.chunk), false));
-        Self(programs)
+        let shapes = shapes(lowering);
+        let last = |is: &dyn Fn(&(ParamsShape, RowKind)) -> bool| shapes.iter().copied().rev().find(is);
+        let few = last(&|(params, kind)| *kind == RowKind::Any && params.rows <= SPLIT_ROWS);
+        let kinds = [RowKind::Any, RowKind::Decode, RowKind::Mixed];
+        let largest = kinds.into_iter().filter_map(|kind| last(&|(_, other)| *other == kind));
+        Self(few.into_iter().chain(largest).map(program).collect())
     }
 
     /// Returns an upper bound on the scratch bytes of a segment.
     pub(crate) fn scratch_bytes(&self, segment: usize) -> u64 {
         let bytes = |l: &Lowered| Storage::plan(&l.graph, &l.nodes[segment], &l.params).scratch_bytes;
-        self.0.iter().map(bytes).max().expect("at least two programs")
+        self.0.iter().map(bytes).max().expect("a program")
     }
 
     /// Returns the size in bytes of the largest tensor in a segment. Ignores dequantized weights, because a
@@ -246,15 +256,18 @@ pub fn buckets(chunk: u32) -> Vec<u32> {
     buckets
 }
 
-/// Returns the capacities of the programs, and whether each is for micro-batches with a single row per sequence.
-fn shapes(lowering: &Lowering) -> Vec<(ParamsShape, bool)> {
+/// Returns the capacities of the programs, and the rows that each is for.
+fn shapes(lowering: &Lowering) -> Vec<(ParamsShape, RowKind)> {
     let most_decode_rows = lowering.sequences.min(lowering.logit_rows);
     let (mut out, mut smaller) = (Vec::new(), 0);
     for rows in buckets(lowering.chunk) {
         if rows > SPLIT_ROWS && smaller < most_decode_rows {
-            out.push((params_shape(lowering, rows.min(most_decode_rows)), true));
+            out.push((params_shape(lowering, rows.min(most_decode_rows)), RowKind::Decode));
         }
-        out.push((params_shape(lowering, rows), false));
+        if rows > SPLIT_ROWS && lowering.sequences > 1 {
+            out.push((params_shape(lowering, rows), RowKind::Mixed));
+        }
+        out.push((params_shape(lowering, rows), RowKind::Any));
         smaller = rows;
     }
     out

@@ -90,6 +90,17 @@ impl Scene {
         self.seen.len()
     }
 
+    /// Makes split attention compute the first `rows` rows, and attention skip them.
+    pub fn skip(&mut self, rows: u32) {
+        self.params.decode_rows = rows;
+        self.label += &format!(", {rows} decode rows");
+    }
+
+    /// Returns the number of rows that split attention computes and attention skips.
+    pub fn decode_rows(&self) -> usize {
+        self.params.decode_rows as usize
+    }
+
     /// Returns the positions to which `row` attends, or `None` if the row is invalid.
     pub fn visible(&self, row: usize) -> Option<Range<usize>> {
         self.seen[row].map(|seen| seen - seen.min(self.window as usize)..seen)

@@ -215,8 +215,8 @@ fn steps_of_few_rows_have_their_own_kernels() {
         (&features[..], 99 << 10, quantised, ["sm80-gemv-1", "sm80-gemv-8", "tiled"]),
         (&features[..3], 99 << 10, plain, ["sm80-gemv-1", "sm80-gemv-4", "row-major-tiled"]),
         (&features[..2], 64 << 10, quantised, ["gemv-1", "gemv-8", "tiled"]),
-        (&features[..3], 99 << 10, split, ["sm80-few"; 3]),
-        (&features[..2], 64 << 10, split, ["few"; 3]),
+        (&features[..3], 99 << 10, split, ["sm80-few", "sm80-few", "sm80-many"]),
+        (&features[..2], 64 << 10, split, ["few", "few", "many"]),
         (&features[..1], 64 << 10, norm, ["few", "few", ""]),
     ] {
         let caps = gpu(KernelLanguage::CudaC, 1024, local_bytes);

@@ -6,10 +6,11 @@ use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::execution::READ_PLACES;
-use ragtag_graph::{CompiledStage, Slice, StageBuffer};
+use ragtag_graph::{CompiledStage, RowKind, Slice, StageBuffer};
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
+use ragtag_kernels::params::DECODE_ROWS;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -254,7 +255,8 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<ProgramId> {
-        let index = self.compiled.program_for(batch.rows(), batch.logit_rows(), batch.items.len() as u32);
+        let (rows, sequences) = ([batch.rows(), batch.logit_rows()], batch.items.len() as u32);
+        let index = self.compiled.program_for(rows, sequences, batch.decode_rows());
         let index = index.ok_or_else(|| Error::protocol(format!("no program holds {}", batch.id)))?;
         if part == 0 {
             self.write_params(slot, index, batch, &failed)?;
@@ -284,15 +286,19 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: &impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let shape = self.compiled.programs[index].params;
-        let bytes = self.compiled.params_bytes(&self.compiled.programs[index]);
+        let program = &self.compiled.programs[index];
+        let (shape, bytes) = (program.params, self.compiled.params_bytes(program));
+        let decode_rows = if program.kind == RowKind::Mixed { batch.decode_rows() } else { 0 };
         let words = &mut self.words[..bytes as usize / 4];
         let (first, ring) = words.split_at_mut(shape.words());
         let failure = |e| Error::protocol(format!("{}: {e}", batch.id));
         write_params(batch, &shape, false, first).map_err(failure)?;
+        first[DECODE_ROWS as usize] = decode_rows;
         if self.compiled.kv_ring.is_some() {
             let gap = shape.kv_ring_offset() as usize / 4 - shape.words();
-            write_params(batch, &shape, true, &mut ring[gap..]).map_err(failure)?;
+            let ring = &mut ring[gap..];
+            write_params(batch, &shape, true, ring).map_err(failure)?;
+            ring[DECODE_ROWS as usize] = decode_rows;
         }
         if let Some(rope) = &self.compiled.rope_lengths {
             let at = shape.frequencies_offset(self.compiled.kv_ring.is_some()) as usize / 4;
