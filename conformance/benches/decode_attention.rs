@@ -31,7 +31,6 @@ struct Shape {
     rows: u32,
     kv_heads: u32,
     context: u32,
-    kv_type: KvType,
 }
 
 impl Shape {
@@ -109,7 +108,7 @@ fn main() -> Result<(), String> {
     );
     println!("kv heads  rows  context     prompt  {:>10?} splits   GB/s", SPLITS);
     for (kv_heads, rows, context) in shapes() {
-        let shape = Shape { rows, kv_heads, context, kv_type };
+        let shape = Shape { rows, kv_heads, context };
         let (prompt, merge) =
             (of(Kernel::Attention(kv_type), rows)?, of(Kernel::AttentionMerge(Activations::F32), rows)?);
         let (constants, bytes) = shape.constants(prompt);

@@ -186,12 +186,15 @@ fn split_rows(kind: RowKind, params: &ParamsShape) -> Option<SplitRows> {
 /// Returns the number of parts into which attention is split over the cached positions. The number affects the
 /// rounding of results, so it must not depend on the rows of a micro-batch. A single row gets at most one work
 /// group per compute unit, because a second wave of work groups would double its time. Many rows fill the
-/// device with fewer parts, and longer parts cost less.
+/// device with fewer parts, and longer parts cost less. The partial results must fit one buffer.
 fn attention_splits(heads: Heads, kind: RowKind, params: &ParamsShape, caps: &Caps) -> u32 {
     let (units, kv_heads) = (caps.parallel_units, heads.kv.max(1));
     let rows = if kind == RowKind::Mixed { params.sequences } else { params.rows };
     let filling = units.saturating_mul(GROUPS_PER_UNIT).div_ceil(kv_heads.saturating_mul(rows));
-    (units / kv_heads).min(filling).clamp(1, most_splits(params))
+    let limit_bytes = caps.max_allocation_bytes.min(caps.max_binding_bytes);
+    let values = u64::from(params.rows) * u64::from(heads.queries) * u64::from(heads.dimensions + 2);
+    let fitting = u32::try_from(limit_bytes / (4 * values).max(1)).unwrap_or(u32::MAX);
+    (units / kv_heads).min(filling).min(fitting).clamp(1, most_splits(params))
 }
 
 /// Returns the largest number of splits. No split is empty at the full context, and the partial results of a
