@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | 0 | number of rows: one per token in the micro-batch |
 //! | 1 | number of logit rows: rows that need logits |
-//! | 2 | number of sequences |
+//! | 2 | number of decode rows that split attention computes; [`attention`](crate::attention) skips these first rows |
 //! | 3 | number of words of the block in use |
 //! | rows | token id of each row |
 //! | rows | position of each row in its sequence |
@@ -25,8 +25,8 @@ pub const BLOCK_TOKENS: usize = 16;
 pub const ROWS: u32 = 0;
 /// Index of the word that holds the number of logit rows.
 pub const LOGIT_ROWS: u32 = 1;
-/// Index of the word that holds the number of sequences.
-pub const SEQUENCES: u32 = 2;
+/// Index of the word that holds the number of decode rows that split attention computes.
+pub const DECODE_ROWS: u32 = 2;
 /// Index of the word that holds the number of words in use.
 pub const USED_WORDS: u32 = 3;
 /// Number of words in the header, before the lists.

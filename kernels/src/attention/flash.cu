@@ -220,8 +220,9 @@ typedef struct {
 FN Tile tile_of(const GLOBAL uint *params, uint rows) {
     uint height = (rows + gridDim.y - 1) / gridDim.y;
     Tile tile;
-    tile.row = (gridDim.y - 1 - blockIdx.y) * height;
-    tile.end = min(count(params, 0, rows), tile.row + height);
+    uint first = (gridDim.y - 1 - blockIdx.y) * height;
+    tile.row = max(count(params, 2, rows), first); // split attention has computed the rows before
+    tile.end = min(count(params, 0, rows), first + height);
     return tile;
 }
 

@@ -20,6 +20,7 @@ struct Constants {
     window: u32,
     cap: f32,
     splits: u32,
+    word: u32,
 }
 var<immediate> constants: Constants;
 
@@ -160,7 +161,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
     let split = group.x;
     let kv_head = group.y;
     let row = group.z;
-    if row >= count(0u, constants.rows) { return; }
+    if row >= count(constants.word, constants.rows) { return; }
     let sharing = constants.heads / constants.kv_heads;
     let head_dim = constants.head_dim;
     let sequence = sequence_of(row);

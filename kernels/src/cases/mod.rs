@@ -15,7 +15,7 @@ pub(crate) use random::Random;
 
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
-use crate::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
+use crate::params::{BLOCK_TOKENS, DECODE_ROWS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
 
 /// Returns the cases of `kernel`. They have odd shapes, capacities beyond the counts, and poisoned outputs.
 /// Weights are in `layout`, or in the layout of the CPU if `layout` is `None`.
@@ -94,6 +94,8 @@ impl RowShape {
 /// Contents of a parameter block.
 pub(crate) struct Params {
     pub shape: ParamsShape,
+    /// Number of decode rows that split attention computes.
+    pub decode_rows: u32,
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
     pub row_sequences: Vec<u32>,
@@ -107,6 +109,7 @@ impl Params {
         let empty = Vec::new;
         Self {
             shape,
+            decode_rows: 0,
             tokens: empty(),
             positions: empty(),
             row_sequences: empty(),
@@ -122,7 +125,7 @@ impl Params {
         let rows = self.tokens.len().max(self.positions.len()).max(self.row_sequences.len());
         words[0] = rows as u32;
         words[1] = self.logit_rows.len() as u32;
-        words[2] = self.tables.len() as u32;
+        words[DECODE_ROWS as usize] = self.decode_rows;
         let mut put = |at: usize, list: &[u32]| words[at..at + list.len()].copy_from_slice(list);
         put(self.shape.tokens(), &self.tokens);
         put(self.shape.positions(), &self.positions);

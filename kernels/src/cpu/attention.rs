@@ -68,9 +68,10 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
                 head_dim: head_dim as usize,
                 cache_blocks,
             };
+            let start = lists.decode_rows().max(tile as usize * TILE_ROWS as usize);
             let end = lists.rows().min((tile as usize + 1) * TILE_ROWS as usize);
             // SAFETY: each group writes its own rows and heads.
-            unsafe { run.rows::<S, K, V>(s, tile as usize * TILE_ROWS as usize, end) };
+            unsafe { run.rows::<S, K, V>(s, start, end) };
         }
     }
 }

@@ -27,6 +27,12 @@ impl<'a> Lists<'a> {
         count(self.words, crate::params::ROWS, self.shape.rows)
     }
 
+    /// Returns the number of rows that split attention computes.
+    #[inline(always)]
+    pub fn decode_rows(&self) -> usize {
+        count(self.words, crate::params::DECODE_ROWS, self.shape.rows)
+    }
+
     #[inline(always)]
     pub fn token(&self, row: usize) -> usize {
         self.words[self.shape.tokens() + row] as usize

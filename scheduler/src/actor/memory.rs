@@ -6,11 +6,11 @@ use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::execution::READ_PLACES;
-use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer};
+use ragtag_graph::{CompiledStage, RowKind, Slice, StageBuffer};
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
-use ragtag_kernels::params::USED_WORDS;
+use ragtag_kernels::params::{DECODE_ROWS, USED_WORDS};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::iter;
 use std::ops::Range;
@@ -256,7 +256,8 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<ProgramId> {
-        let index = self.program(batch.rows(), batch.logit_rows(), batch.items.len() as u32);
+        let (rows, sequences) = ([batch.rows(), batch.logit_rows()], batch.items.len() as u32);
+        let index = self.compiled.program_for(rows, sequences, batch.decode_rows());
         let index = index.ok_or_else(|| Error::protocol(format!("no program holds {}", batch.id)))?;
         if part == 0 {
             self.write_params(slot, index, batch, &failed)?;
@@ -285,7 +286,7 @@ impl StageBuffers {
         rows: u32,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let sizes: BTreeSet<_> = (1..=rows).filter_map(|rows| self.program(rows, rows, rows)).collect();
+        let sizes: BTreeSet<_> = (1..=rows).filter_map(|rows| self.compiled.program_for([rows, rows], rows, rows)).collect();
         let parts = self.streaming.parts.len();
         let programs = sizes.iter().flat_map(|size| (0..parts).map(move |part| (*size, part)));
         for (index, part) in programs {
@@ -299,14 +300,6 @@ impl StageBuffers {
             }
         }
         Ok(())
-    }
-
-    /// Returns the index of the smallest program that holds a micro-batch.
-    fn program(&self, rows: u32, logit_rows: u32, sequences: u32) -> Option<usize> {
-        let holds = |Program { params, .. }: &Program| {
-            params.rows >= rows && params.logit_rows >= logit_rows && params.sequences >= sequences
-        };
-        self.compiled.programs.iter().position(holds)
     }
 
     fn program_id(&self, index: usize, part: usize, slot: u32) -> ProgramId {
@@ -323,12 +316,14 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: &impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let shape = self.compiled.programs[index].params;
-        let bytes = self.compiled.params_bytes(&self.compiled.programs[index]);
+        let program = &self.compiled.programs[index];
+        let (shape, bytes) = (program.params, self.compiled.params_bytes(program));
+        let decode_rows = if program.kind == RowKind::Mixed { batch.decode_rows() } else { 0 };
         let words = &mut self.words[..bytes as usize / 4];
         let failure = |e| Error::protocol(format!("{}: {e}", batch.id));
         let block = |words: &mut [u32], at: usize, in_ring| {
             let used = write_params(batch, &shape, in_ring, &mut words[at..]).map_err(failure)?;
+            words[at + DECODE_ROWS as usize] = decode_rows;
             Ok::<_, Error>(at..at + used)
         };
         let mut used = vec![block(words, 0, false)?];

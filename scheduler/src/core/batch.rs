@@ -1,8 +1,6 @@
 //! Micro-batches, and the parameter blocks that kernels read for them.
 
-use ragtag_kernels::params::{
-    BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES, USED_WORDS,
-};
+use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
@@ -120,6 +118,11 @@ impl MicroBatch {
         self.items.iter().map(Item::logit_rows).sum()
     }
 
+    /// Returns the number of first rows that are single rows of their sequences.
+    pub fn decode_rows(&self) -> u32 {
+        self.items.iter().take_while(|item| item.tokens.len() == 1).count() as u32
+    }
+
     /// Returns whether every row is a decode step.
     pub fn decodes_only(&self) -> bool {
         self.items.iter().all(|i| i.tokens.len() == 1 && i.first_position > 0)
@@ -163,7 +166,6 @@ pub fn write_params(
     words[..HEADER_WORDS].fill(0);
     words[ROWS as usize] = rows as u32;
     words[LOGIT_ROWS as usize] = logit_rows as u32;
-    words[SEQUENCES as usize] = batch.items.len() as u32;
 
     let (mut row, mut logit, mut end) = (0, shape.logit_rows(), shape.tables());
     for (index, item) in batch.items.iter().enumerate() {
@@ -233,7 +235,7 @@ mod tests {
         let mut words = vec![u32::MAX; shape.words()];
         let used = write_params(&batch, &shape, false, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
-        assert_eq!(list(0, 4), [5, 3, 3, used as u32]);
+        assert_eq!(list(0, 4), [5, 3, 0, used as u32]);
         assert_eq!(list(shape.tokens(), 6), [70, 71, 80, 90, 91, u32::MAX]);
         assert_eq!(list(shape.positions(), 5), [15, 16, 0, 3, 4]);
         assert_eq!(list(shape.row_sequences(), 5), [0, 0, 1, 2, 2]);
@@ -246,7 +248,7 @@ mod tests {
         let mut words = vec![word; shape.words()];
         write_params(&batch, &shape, true, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
-        assert_eq!(list(0, 4), [5, 3, 3, used as u32]);
+        assert_eq!(list(0, 4), [5, 3, 0, used as u32]);
         assert_eq!(list(shape.tables(), 9)[..5], [11, 12, 11, 11, word]);
     }
 
@@ -273,7 +275,10 @@ mod tests {
         let chunk = item(2, 4, &[7, 8], &[1], LogitRows::Last);
         assert!(decodes_only(&[decode.clone(), item(3, 1, &[7], &[2], LogitRows::Last)]));
         assert!(!decodes_only(&[decode.clone(), first]));
-        assert!(!decodes_only(&[decode, chunk]));
+        assert!(!decodes_only(&[decode.clone(), chunk.clone()]));
+        let mixed = |items: &[Item]| MicroBatch { id: MicroBatchId(1), credit: 0, items: items.to_vec() };
+        assert_eq!(mixed(&[decode.clone(), decode.clone(), chunk.clone()]).decode_rows(), 2);
+        assert_eq!(mixed(&[chunk, decode]).decode_rows(), 0);
     }
 
     #[test]

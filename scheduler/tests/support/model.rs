@@ -1,7 +1,7 @@
 //! The synthetic model: its stages, weights, kernels and expected output.
 
 use ragtag_graph::{
-    CompiledStage, Program, ProgramStep, Slice, StageBuffer, StageResult, WeightBuffer, WeightChunk,
+    CompiledStage, Program, ProgramStep, RowKind, Slice, StageBuffer, StageResult, WeightBuffer, WeightChunk,
     WeightContent,
 };
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
@@ -132,7 +132,7 @@ impl Model {
             let constants = vec![params.rows, params.logit_rows, params.sequences, params.table_blocks];
             ProgramStep { segment, entry, slices, constants, grid: [1, 1, 1] }
         });
-        Program { params, steps: steps.collect() }
+        Program { params, kind: RowKind::Any, steps: steps.collect() }
     }
 
     /// Returns the weight source of a stage that consists of `segments`.

@@ -3,7 +3,7 @@
 
 #![allow(missing_docs)]
 
-use ragtag_graph::{CompiledStage, Program, StageResult, WeightBuffer, WeightChunk};
+use ragtag_graph::{CompiledStage, Program, RowKind, StageResult, WeightBuffer, WeightChunk};
 use ragtag_hal::*;
 use ragtag_kernels::params::ParamsShape;
 use ragtag_scheduler::core::Sample;
@@ -248,7 +248,7 @@ fn stage(index: usize, stages: usize, device: usize, rows: u32) -> StageSpec {
                 true => StageResult::Logits { vocabulary: 256 },
                 false => StageResult::Nothing,
             },
-            programs: vec![Program { params, steps: Vec::new() }],
+            programs: vec![Program { params, kind: RowKind::Any, steps: Vec::new() }],
         },
         weights: Box::new(NoWeights),
     }
