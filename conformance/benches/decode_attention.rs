@@ -50,15 +50,17 @@ impl Shape {
         with((self.rows * blocks).min(most as u32))
     }
 
-    /// Returns the parameter block: header, tokens, positions, sequences, logit rows and tables. The blocks of a
+    /// Returns the parameter block: header, tokens, positions, sequences, logit rows, starts of the tables, and tables. The blocks of a
     /// sequence are scattered over the cache.
     fn params(&self, cache_blocks: u32) -> Vec<u8> {
         let (rows, blocks) = (self.rows, self.context.div_ceil(16));
         let zeros = std::iter::repeat_n(0, rows as usize);
         let lists = zeros.clone().chain(zeros.map(|_| self.context - 1)).chain(0..rows).chain(0..rows);
+        let starts = (0..rows).map(|row| row * blocks);
         let tables = (0..rows * blocks).map(|at| (u64::from(at) * 7919 % u64::from(cache_blocks)) as u32);
-        let words = [rows, rows, 0, 0].into_iter().chain(lists).chain(tables);
-        words.flat_map(u32::to_le_bytes).collect()
+        let words: Vec<u32> =
+            [rows, rows, 0, 0].into_iter().chain(lists).chain(starts).chain(tables).collect();
+        words.into_iter().flat_map(u32::to_le_bytes).collect()
     }
 }
 

@@ -71,11 +71,11 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
             let scale = 1.0 / (head_dim as f32).sqrt();
             let mut constants = vec![rows, 1, blocks, 1, heads, kv_heads, head_dim, blocks];
             constants.extend([scale.to_bits(), heads * head_dim, NO_WINDOW, 0]);
-            // The parameters consist of the header, the tokens, the positions, the sequences, the logit rows
-            // and the table.
+            // The parameters consist of the header, the tokens, the positions, the sequences, the logit rows,
+            // the starts of the tables, and the table.
             let zeros = || std::iter::repeat_n(0, rows as usize);
-            let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(0..blocks);
-            let params = [rows, 1, 1, 0].into_iter().chain(lists).collect();
+            let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(zeros()).chain(0..blocks);
+            let params = [rows, 1, 0, 0].into_iter().chain(lists).collect();
             let seen = f64::from(rows) * f64::from(rows + 1) / 2.0;
             Some((constants, params, 4.0 * f64::from(heads) * f64::from(head_dim) * seen))
         }

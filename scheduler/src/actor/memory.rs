@@ -286,7 +286,8 @@ impl StageBuffers {
         rows: u32,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let sizes: BTreeSet<_> = (1..=rows).filter_map(|rows| self.compiled.program_for([rows, rows], rows, rows)).collect();
+        let sizes: BTreeSet<_> =
+            (1..=rows).filter_map(|rows| self.compiled.program_for([rows, rows], rows, rows)).collect();
         let parts = self.streaming.parts.len();
         let programs = sizes.iter().flat_map(|size| (0..parts).map(move |part| (*size, part)));
         for (index, part) in programs {

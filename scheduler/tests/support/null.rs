@@ -213,7 +213,7 @@ pub fn counting_pipeline(buckets: &[u32]) -> (PipelineSpec, Arc<AtomicU32>) {
     let (mut specs, recorded) = (pipeline(&[0]), Arc::default());
     specs.devices[0] = NullDevice::open(0, None, &recorded);
     let params = |&rows| ParamsShape { rows, logit_rows: rows, sequences: rows.min(5), table_blocks: 256 };
-    let program = |rows| Program { params: params(rows), steps: Vec::new() };
+    let program = |rows| Program { params: params(rows), kind: RowKind::Any, steps: Vec::new() };
     specs.stages[0].compiled.programs = buckets.iter().map(program).collect();
     (specs, recorded)
 }
