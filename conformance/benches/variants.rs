@@ -8,9 +8,10 @@
 //! heads, the KV heads and the head dimension.
 #![allow(clippy::print_stdout)] // The bench prints a report.
 
-use ragtag_conformance::timing::{Launch, time};
+use ragtag_conformance::timing::{Launch, Timer, numbers};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{DeviceId, Limits};
+use ragtag_kernels::attention::NO_WINDOW;
 use ragtag_kernels::{Activations, Kernel, Variant, variants};
 
 /// Number of launches per sample. `SAMPLES` is the number of samples.
@@ -44,11 +45,12 @@ fn main() -> Result<(), String> {
         let words: Vec<u8> = params.iter().flat_map(|word| word.to_le_bytes()).collect();
         let used = words.len().min(bindings[0].len());
         bindings[0][..used].copy_from_slice(&words[..used]);
+        let bindings: Vec<&[u8]> = bindings.iter().map(Vec::as_slice).collect();
         let launch =
             Launch { constants: &constants, bindings: &bindings, launches: LAUNCHES, samples: SAMPLES };
         let opened = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default());
         let device = opened.map_err(|error| error.to_string())?.swap_remove(0);
-        let mut samples = time(device, variant, &launch)?;
+        let mut samples = Timer::new(device).time(variant, &launch)?;
         samples.sort_unstable();
         let (median, best) = (samples[SAMPLES / 2].as_secs_f64(), samples[0].as_secs_f64());
         let [per_s, best_per_s] = [median, best].map(|seconds| operations / seconds / 1e12);
@@ -68,32 +70,15 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
             let blocks = rows.div_ceil(16);
             let scale = 1.0 / (head_dim as f32).sqrt();
             let mut constants = vec![rows, 1, blocks, 1, heads, kv_heads, head_dim, blocks];
-            constants.extend([scale.to_bits(), heads * head_dim]);
-            // The parameters consist of the header, the tokens, the positions, the sequences, the logit rows
-            // and the table.
+            constants.extend([scale.to_bits(), heads * head_dim, NO_WINDOW, 0]);
+            // The parameters consist of the header, the tokens, the positions, the sequences, the logit rows,
+            // the starts of the tables, and the table.
             let zeros = || std::iter::repeat_n(0, rows as usize);
-            let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(0..blocks);
-            let params = [rows, 1, 1, 0].into_iter().chain(lists).collect();
+            let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(zeros()).chain(0..blocks);
+            let params = [rows, 1, 0, 0].into_iter().chain(lists).collect();
             let seen = f64::from(rows) * f64::from(rows + 1) / 2.0;
             Some((constants, params, 4.0 * f64::from(heads) * f64::from(head_dim) * seen))
         }
         _ => None,
     }
-}
-
-/// Returns bytes that are f16 numbers of either sign, with magnitudes between 2^-4 and 2^-3. Read as bf16 or
-/// f32, the bytes are also small numbers. The bench avoids zeros, because a matrix unit could process them
-/// faster.
-fn numbers(bytes: usize) -> Vec<u8> {
-    let mut state = 1_u64;
-    let mut words = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        ((state >> 32) as u32 & 0x83ff_83ff) | 0x2c00_2c00
-    });
-    let mut out = vec![0; bytes];
-    for chunk in out.chunks_mut(4) {
-        let word = words.next().unwrap_or_default().to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
-    }
-    out
 }

@@ -7,6 +7,7 @@ use ragtag_hal::{Command, Device, QueueKind, Work};
 
 pub(crate) const TESTS: &[Test] = &[
     Test { name: "programs/replay", run: replay, destroys: false },
+    Test { name: "programs/upload-used", run: upload_used, destroys: false },
     Test { name: "programs/record-anew", run: record_anew, destroys: false },
     Test { name: "programs/side-by-side", run: side_by_side, destroys: false },
 ];
@@ -35,6 +36,30 @@ fn replay(bench: &mut Bench) -> Outcomes {
         wanted[..BYTES - first].copy_from_slice(&data[first..]);
         wanted[BYTES..BYTES + 100].copy_from_slice(&data[first..first + 100]);
         expect_bytes(&bench.get(output)?, &wanted, &format!("run {round} of a program"))?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// Checks that each run of a program uploads at least the words that its region counts as used, and changes
+/// the others only to those of the region.
+fn upload_used(bench: &mut Bench) -> Outcomes {
+    const BYTES: usize = 400_000;
+    const COUNT_AT: usize = 3;
+    let (to, (id, region)) = (bench.buffer(BYTES as u64)?, bench.region(BYTES)?);
+    let upload = Command::UploadUsed { region: id, offset: 0, to, used: COUNT_AT as u32 };
+    let program = bench.record(vec![Command::Fill { to, word: 0x5555_5555 }, upload])?;
+    for (round, words) in [BYTES / 4, 4, 5, 9_000, 70_000, usize::MAX].into_iter().enumerate() {
+        let mut data = pattern(BYTES, 300 + round as u64);
+        data[4 * COUNT_AT..4 * COUNT_AT + 4].copy_from_slice(&(words as u32).to_ne_bytes());
+        region.write(0..BYTES).context("a lease")?.copy_from_slice(&data);
+        let point = bench.submit(QueueKind::Compute, Work::Program(program), &[])?;
+        bench.wait(point)?;
+        let (got, what) = (bench.get(to)?, format!("an upload of {words} words"));
+        let (used, others) = got.split_at(4 * words.min(BYTES / 4));
+        expect_bytes(used, &data[..used.len()], &what)?;
+        let allowed = others.iter().zip(&data[used.len()..]);
+        let allowed: Vec<_> = allowed.map(|(byte, new)| if byte == new { *new } else { 0x55 }).collect();
+        expect_bytes(others, &allowed, &format!("the words after {what}"))?;
     }
     Ok(Verdict::PASSED)
 }

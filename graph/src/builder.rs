@@ -269,7 +269,7 @@ impl<'a> Builder<'a> {
         scores: Scores,
     ) -> NodeIndex {
         let turned = self.apply(RopeAppend { layer, heads, rope }, &[qkv]);
-        self.apply(Attention { layer, heads, scores }, &[turned])
+        self.apply(Attention { layer, heads, scores, splits: None }, &[turned])
     }
 
     /// Adds a node that applies `function` to the first half of each row, and multiplies by the second half.

@@ -48,7 +48,7 @@ pub use granularity::{Granularity, SegmentKind};
 pub use kv_ring::KvRing;
 pub use lowering::Lowering;
 pub use model::Model;
-pub use program::{Program, ProgramStep, Slice, StageBuffer};
+pub use program::{Program, ProgramStep, RowKind, Slice, StageBuffer};
 pub use rope_lengths::RopeLengths;
 pub use segment::{Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};

@@ -9,7 +9,7 @@ use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::{Granularity, SegmentKind};
 use crate::graph::OperatorGraph;
 use crate::ops::{Heads, Rows};
-use crate::passes;
+use crate::passes::{self, SplitRows};
 use crate::source::Directory;
 use crate::stack::Stack;
 use crate::tokenizer::{self, Tokenizer};
@@ -186,17 +186,17 @@ impl Model {
     }
 
     /// Returns the operator graph for a device. `form` selects the activation type of a product from its
-    /// weight type and row count. If `splits` is given, attention is split over the cached positions into the
-    /// number of parts that `splits` returns.
+    /// weight type and row count. If `splits` is given, attention of these rows is split over the cached positions
+    /// into the number of parts that its function returns.
     pub(crate) fn lowered(
         &self,
-        splits: Option<&dyn Fn(Heads) -> u32>,
+        splits: Option<(SplitRows, &dyn Fn(Heads) -> u32)>,
         form: impl Fn(TensorType, Rows) -> Activations,
     ) -> OperatorGraph {
         let mut graph = OperatorGraph::clone(&self.graph);
         graph.renumber(|half| self.granularity.segment_of(half));
-        if let Some(splits) = splits {
-            passes::split_attention(&mut graph, splits);
+        if let Some((rows, splits)) = splits {
+            passes::split_attention(&mut graph, rows, splits);
         }
         let shape = |stack: &Stack| stack.shape(&self.weights);
         passes::quantize_activations(&mut graph, |stack, rows| form(shape(stack).tensor_type, rows));

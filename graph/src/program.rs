@@ -1,4 +1,4 @@
-//! Programs as plain data: sequences of dispatches, one per bucket. The device's actor maps each [`StageBuffer`] to
+//! Programs as plain data: sequences of dispatches, up to three per bucket. The device's actor maps each [`StageBuffer`] to
 //! a buffer id and records the dispatches.
 
 use ragtag_hal::Access;
@@ -54,11 +54,24 @@ pub struct ProgramStep {
     pub grid: [u32; 3],
 }
 
+/// Rows of the micro-batches that a program is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// Any rows.
+    Any,
+    /// Decode rows: each sequence has a single row.
+    Decode,
+    /// Decode rows, then any rows. The parameters hold the number of decode rows.
+    Mixed,
+}
+
 /// Dispatches that a stage runs for micro-batches of one bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     /// Layout of the parameter block. `params.rows` is the bucket's capacity in rows.
     pub params: ParamsShape,
+    /// Rows that the program is for.
+    pub kind: RowKind,
     /// Dispatches, in order. Each dispatch sees the writes of all earlier dispatches.
     pub steps: Vec<ProgramStep>,
 }

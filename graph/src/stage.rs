@@ -1,7 +1,7 @@
-//! Compiled stages as plain data. A stage lists the buffers that it needs, and one program per bucket.
+//! Compiled stages as plain data. A stage lists the buffers that it needs, and the programs of each bucket.
 
 use crate::kv_ring::KvRing;
-use crate::program::{Program, StageBuffer};
+use crate::program::{Program, RowKind, StageBuffer};
 use crate::rope_lengths::RopeLengths;
 use crate::weight_buffer::WeightBuffer;
 use ragtag_hal::Module;
@@ -58,15 +58,30 @@ pub struct CompiledStage {
     pub crossing_row_bytes: Option<u64>,
     /// Result that the stage returns to the host. Only the last stage returns anything.
     pub result: StageResult,
-    /// One program per bucket, in ascending order of capacity. The last bucket holds the largest micro-batch.
+    /// Programs in ascending order of capacity. The last one holds the largest micro-batch. A large bucket has up
+    /// to three, of which that for any rows is the last one.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// Returns the index of the program with the smallest bucket that holds `rows` rows, or `None` if no
-    /// bucket does.
-    pub fn program_for(&self, rows: u32) -> Option<usize> {
-        self.programs.iter().position(|p| p.params.rows >= rows)
+    /// Returns the index of the first program for a micro-batch with `rows` rows of `sequences` sequences,
+    /// `logit_rows` of which need logits. The first `decode_rows` rows are single rows of their sequences. Returns
+    /// `None` if no program holds the micro-batch.
+    pub fn program_for(
+        &self,
+        [rows, logit_rows]: [u32; 2],
+        sequences: u32,
+        decode_rows: u32,
+    ) -> Option<usize> {
+        self.programs.iter().position(|Program { params, kind, .. }| {
+            let is_kind = match kind {
+                RowKind::Any => true,
+                RowKind::Decode => decode_rows == rows,
+                RowKind::Mixed => decode_rows > 0,
+            };
+            let holds = params.rows >= rows && params.logit_rows >= logit_rows;
+            holds && params.sequences >= sequences && is_kind
+        })
     }
 
     /// Returns the maximum number of rows in a micro-batch.

@@ -4,10 +4,11 @@
 //! the diff.
 
 use ragtag_graph::{
-    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Source, StageBuffer, StageResult,
-    WeightContent, WireType, compile,
+    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, RowKind, Source, StageBuffer,
+    StageResult, WeightContent, WireType, compile,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
+use ragtag_kernels::params::{DECODE_ROWS, ROWS};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -86,7 +87,7 @@ fn graph_text(model: &Model, activations: Activations) -> String {
 /// Lists the steps of the embedding, the first block and the head, in the bucket of four rows.
 fn program_text(stage: &CompiledStage) -> String {
     let mut text = String::new();
-    let program = &stage.programs[stage.program_for(3).unwrap()];
+    let program = &stage.programs[stage.program_for([3, 1], 1, 0).unwrap()];
     writeln!(text, "{:?}", program.params).unwrap();
     for step in program.steps.iter().filter(|s| [0, 1, 13].contains(&s.segment)) {
         let place = |place: &StageBuffer| match place {
@@ -143,6 +144,50 @@ fn wide_caps() -> Caps {
     }
 }
 
+/// Checks which programs a stage has, and the number of splits in those that split attention of decode rows.
+#[test]
+fn decode_rows_have_programs_of_their_own() {
+    use RowKind::{Any, Decode, Mixed};
+    let many = Lowering { chunk: 512, sequences: 300, logit_rows: 300, ..lowering(Activations::F32) };
+    let of = |caps: &Caps, lowering: &Lowering| compile(&llama(), 0..14, lowering, caps).unwrap();
+    let has = |stage: CompiledStage, kind| stage.programs.iter().any(|program| program.kind == kind);
+    assert!([Decode, Mixed].iter().all(|kind| !has(of(&plain_caps(), &many), *kind)));
+    let [one, few] = [1, 32].map(|sequences| Lowering { sequences, ..many });
+    assert!(!has(of(&wide_caps(), &few), Decode) && !has(of(&wide_caps(), &one), Mixed));
+    let stage = of(&wide_caps(), &many);
+    let shapes: Vec<_> = stage.programs.iter().map(|p| (p.params.rows, p.kind)).collect();
+    let few = [1, 2, 4, 8, 16, 32].map(|rows| (rows, Any));
+    let large = [64, 128, 256].map(|rows| [(rows, Decode), (rows, Mixed), (rows, Any)]);
+    assert_eq!(shapes, [&few[..], large.as_flattened(), &[(300, Decode), (512, Mixed), (512, Any)]].concat());
+    let found = |rows, sequences, decode| stage.program_for([rows, sequences], sequences, decode);
+    for (rows, sequences, decode, program) in [
+        (32, 32, 32, (32, Any)),
+        (40, 40, 40, (64, Decode)),
+        (40, 39, 38, (64, Mixed)),
+        (40, 2, 0, (64, Any)),
+        (300, 300, 300, (300, Decode)),
+    ] {
+        assert_eq!(found(rows, sequences, decode).map(|index| shapes[index]), Some(program));
+    }
+    assert_eq!(found(301, 301, 301), None);
+    let bounds = llama().segments(&many).unwrap().into_iter().map(|segment| segment.scratch_bytes).max();
+    assert!(Some(stage.scratch_bytes) <= bounds, "{} of {bounds:?} bytes", stage.scratch_bytes);
+    for program in stage.programs.iter().filter(|program| program.kind != Any) {
+        let name = |step: &&ragtag_graph::ProgramStep| stage.variants[step.entry as usize].as_str();
+        let attention = program.segment_steps(1).filter(|step| name(step).starts_with("attention"));
+        let (steps, rows): (Vec<_>, _) = (attention.collect(), program.params.rows);
+        let names: Vec<_> = steps.iter().map(|step| name(step).split(['/', ' ']).next().unwrap()).collect();
+        let is_mixed = program.kind == Mixed;
+        let expected = ["attention-partial", "attention", "attention-merge"];
+        assert_eq!(names, if is_mixed { expected.to_vec() } else { vec![expected[0], expected[2]] });
+        // The word of the number of rows, in the partial and in the merge.
+        let [partial, merge] = [&steps[0].constants, &steps[steps.len() - 1].constants];
+        assert_eq!([partial[13], merge[1]], [if is_mixed { DECODE_ROWS } else { ROWS }; 2]);
+        assert_eq!(steps[0].grid[2], if is_mixed { rows.min(300) } else { rows });
+        assert!(partial[12] * rows <= 32 * 64 + rows, "{} splits of {rows} rows", partial[12]);
+    }
+}
+
 /// Lists the kernels that one block launches in the bucket for `rows` rows. Checks that both granularities
 /// and all splits into stages launch the same kernels.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
@@ -152,7 +197,7 @@ fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> 
         let kernel = |step: &ragtag_graph::ProgramStep| {
             stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
         };
-        let program = &stage.programs[stage.program_for(rows).unwrap()];
+        let program = &stage.programs[stage.program_for([rows, 1], 1, 0).unwrap()];
         program.steps.iter().map(kernel).collect::<Vec<_>>()
     };
     let (block, halves) = (of(model, 1..2), model.with_granularity(Granularity::HalfBlock));
@@ -360,7 +405,7 @@ fn head_norms_take_one_launch_and_keep_fusions() {
 #[test]
 fn fused_gate_has_one_column_per_two_weight_rows() {
     let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();
-    let program = &stage.programs[stage.program_for(1).unwrap()];
+    let program = &stage.programs[stage.program_for([1, 1], 1, 0).unwrap()];
     let gated =
         |step: &&ragtag_graph::ProgramStep| stage.variants[step.entry as usize].starts_with("gated-matmul");
     let step = program.steps.iter().find(gated).unwrap();
@@ -453,11 +498,11 @@ fn attention_is_split_among_compute_units_without_empty_splits() {
         let stage = compile(&llama(), 1..2, &lowering, &caps).unwrap();
         let splits_of = |step: &ragtag_graph::ProgramStep| {
             let kernel = &stage.variants[step.entry as usize];
-            kernel.starts_with("attention-partial/").then(|| step.constants.last().copied())
+            kernel.starts_with("attention-partial/").then(|| step.constants[12])
         };
         for program in &stage.programs {
             let found: Vec<_> = program.steps.iter().filter_map(splits_of).collect();
-            assert_eq!(found, [Some(splits)], "{context} {parallel_units}");
+            assert_eq!(found, [splits], "{context} {parallel_units}");
         }
     }
 }

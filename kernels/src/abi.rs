@@ -81,7 +81,7 @@ pub(crate) fn values(element: ElementType, count: u64) -> u64 {
 
 /// Returns the number of bytes in a parameter block with these capacities.
 pub(crate) fn params(rows: u32, sequences: u32, table_blocks: u32, logit_rows: u32) -> u64 {
-    let lists = words(&[rows, 3]).saturating_add(words(&[logit_rows]));
+    let lists = words(&[rows, 4]).saturating_add(words(&[logit_rows]));
     HEADER_BYTES.saturating_add(lists).saturating_add(words(&[sequences, table_blocks]))
 }
 

@@ -2,19 +2,21 @@
 //!
 //! Each slot in the parameter ring of a stage has one block. The *capacities* of a block are fixed when the
 //! program is compiled. The *counts* in its header define the part that is in use. Kernels do not compute or
-//! write rows beyond the counts.
+//! write rows beyond the counts. The block tables are packed at the end, so the words in use are the start of
+//! the block, and only they are written and uploaded.
 //!
 //! | words | content |
 //! | --- | --- |
 //! | 0 | number of rows: one per token in the micro-batch |
 //! | 1 | number of logit rows: rows that need logits |
-//! | 2 | number of sequences |
-//! | 3 | zero |
+//! | 2 | number of decode rows that split attention computes; [`attention`](crate::attention) skips these first rows |
+//! | 3 | number of words of the block in use |
 //! | rows | token id of each row |
 //! | rows | position of each row in its sequence |
-//! | rows | sequence of each row, as an index into the block tables |
+//! | rows | sequence of each row |
 //! | logit rows | indices of the rows that need logits |
-//! | sequences × table blocks | block table of each sequence: the cache blocks with its positions, [`BLOCK_TOKENS`] per block |
+//! | rows | start of the block table of each row's sequence, in words from the first table |
+//! | sequences × table blocks | block tables, without gaps: the cache blocks with the positions of a sequence, [`BLOCK_TOKENS`] per block |
 
 /// Number of positions per block of the KV cache.
 pub const BLOCK_TOKENS: usize = 16;
@@ -23,8 +25,10 @@ pub const BLOCK_TOKENS: usize = 16;
 pub const ROWS: u32 = 0;
 /// Index of the word that holds the number of logit rows.
 pub const LOGIT_ROWS: u32 = 1;
-/// Index of the word that holds the number of sequences.
-pub const SEQUENCES: u32 = 2;
+/// Index of the word that holds the number of decode rows that split attention computes.
+pub const DECODE_ROWS: u32 = 2;
+/// Index of the word that holds the number of words in use.
+pub const USED_WORDS: u32 = 3;
 /// Number of words in the header, before the lists.
 pub const HEADER_WORDS: usize = 4;
 
@@ -40,7 +44,7 @@ pub struct ParamsShape {
     pub logit_rows: u32,
     /// Maximum number of sequences.
     pub sequences: u32,
-    /// Number of cache blocks in the block table of each sequence.
+    /// Maximum number of cache blocks in the block table of each sequence.
     pub table_blocks: u32,
 }
 
@@ -65,9 +69,14 @@ impl ParamsShape {
         self.row_sequences() + self.rows as usize
     }
 
+    /// Returns the index of the word that holds the start of the first row's block table.
+    pub fn table_starts(&self) -> usize {
+        self.logit_rows() + self.logit_rows as usize
+    }
+
     /// Returns the index of the first word of the block tables.
     pub fn tables(&self) -> usize {
-        self.logit_rows() + self.logit_rows as usize
+        self.table_starts() + self.rows as usize
     }
 
     /// Returns the number of words in the block.

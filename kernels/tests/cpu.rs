@@ -267,8 +267,8 @@ fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
     }
 }
 
-/// Moves row `row` to the front, along with its values, position and sequence, and makes it the only row of
-/// the case.
+/// Moves row `row` to the front, along with its values, position, sequence and start of its table, and
+/// makes it the only row of the case.
 fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     for Rows { binding, width, stride } in bindings {
         let at = row * stride * 4;
@@ -276,8 +276,9 @@ fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     }
     let capacity = case.constants[0] as usize;
     case.bindings[0][..4].copy_from_slice(&1_u32.to_le_bytes());
-    for list in 0..3 {
-        let at = 16 + list * capacity * 4;
+    let table_starts = 3 * capacity + case.constants[3] as usize;
+    for list in [0, capacity, 2 * capacity, table_starts] {
+        let at = 16 + list * 4;
         if case.bindings[0].len() >= at + capacity * 4 {
             case.bindings[0].copy_within(at + row * 4..at + row * 4 + 4, at);
         }

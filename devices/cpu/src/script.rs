@@ -71,7 +71,7 @@ pub(crate) fn run(step: &Step, pieces: Range<u32>) {
             return;
         }
         Step::Copy { from, to } => (pointer(from), pointer(to), from.bytes().min(to.bytes()) as usize),
-        Step::Upload { from, to } => (from.pointer(), pointer(to), from.range().len()),
+        Step::Upload { from, to, used } => (from.pointer(), pointer(to), from.used_bytes(*used) as usize),
         Step::Download { from, to } => (pointer(from), to.pointer(), to.range().len()),
     };
     // SAFETY: source and destination are inside live memory and have the same length. Ranges of one buffer do

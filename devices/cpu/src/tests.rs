@@ -192,6 +192,21 @@ fn small_copies_are_done_when_submit_returns() {
 }
 
 #[test]
+fn an_upload_may_end_after_the_used_words() {
+    let mut bench = bench(1);
+    let upload = Command::UploadUsed { region: RegionId(0), offset: 0, to: whole(0), used: 1 };
+    let fill = Command::Fill { to: whole(0), word: 9 };
+    bench.device.record(ProgramId(0), vec![fill, upload]).unwrap();
+    for used in [2, 3, 0] {
+        bench.region.write(4..8).unwrap().copy_from_slice(&u32::to_ne_bytes(used));
+        let ran = bench.submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]);
+        bench.wait(ran);
+        let words = words(&mut bench, 0);
+        assert_eq!(words.iter().filter(|word| **word != 9).count(), used.max(1) as usize);
+    }
+}
+
+#[test]
 fn two_devices_see_the_memory_that_one_of_them_exports() {
     let (mut owner, mut user) = (bench(1), bench(1));
     let shared = owner.device.export_buffer(BufferId(0)).unwrap();

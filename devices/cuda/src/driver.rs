@@ -272,9 +272,16 @@ impl Driver for CudaDriver {
         Ok(elapsed_ms)
     }
 
-    unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+    unsafe fn upload(
+        &self,
+        stream: &Stream,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+        used: Option<u32>,
+    ) -> Result<()> {
         // SAFETY: guaranteed by the caller.
-        let copies = || unsafe { self.uploads.enqueue(&self.context, stream, (from, to, bytes)) };
+        let copies = || unsafe { self.uploads.enqueue(&self.context, stream, (from, to, bytes), used) };
         if stream.is_capturing() && copies()? {
             return Ok(());
         }

@@ -83,6 +83,19 @@ pub enum Command {
         /// Destination.
         to: BufferRange,
     },
+    /// An upload of the start of a range, up to the end of its used words (compute queue). The host writes
+    /// their number before it submits the work. A device may copy the whole range, for example if the copies
+    /// that it records have a fixed size.
+    UploadUsed {
+        /// Region to copy from.
+        region: RegionId,
+        /// First byte in the region.
+        offset: u64,
+        /// Destination of the whole range, whole 32-bit words.
+        to: BufferRange,
+        /// Index of the word of the range that holds the number of used words.
+        used: u32,
+    },
     /// A copy into a registered host region (compute or download queue).
     Download {
         /// Source.

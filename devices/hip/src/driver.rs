@@ -359,7 +359,14 @@ impl Driver for HipDriver {
         Ok(milliseconds)
     }
 
-    unsafe fn upload(&self, stream: &Object, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+    unsafe fn upload(
+        &self,
+        stream: &Object,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+        _: Option<u32>,
+    ) -> Result<()> {
         // SAFETY: guaranteed by the caller.
         unsafe { self.copy_async(stream, from, handle(to), bytes, copy_kind::UPLOAD) }
     }

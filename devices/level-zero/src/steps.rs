@@ -36,7 +36,9 @@ pub(crate) fn append(list: &CommandList, step: &Step<LevelZero>, between: Betwee
                 let start = to.buffer().on_device()?.wrapping_add(to.offset() as usize);
                 list.fill(start, *word, to.bytes() as usize, between)
             }
-            Step::Upload { from, to } => list.copy(from.pointer(), pointer(to), to.bytes() as usize, between),
+            Step::Upload { from, to, .. } => {
+                list.copy(from.pointer(), pointer(to), to.bytes() as usize, between)
+            }
             Step::Download { from, to } => {
                 list.copy(pointer(from), to.pointer(), from.bytes() as usize, between)
             }

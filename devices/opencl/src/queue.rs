@@ -80,7 +80,9 @@ fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Optio
         Step::Fill { to, word } => queue.fill(part(to)?, *word, ends),
         // SAFETY: the bytes lie in the region, which the script keeps alive. The script lives until the
         // command has ended.
-        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to)?, ends) },
+        Step::Upload { from, to, used } => unsafe {
+            queue.write(from.pointer(), part(&to.part(0, from.used_bytes(*used)))?, ends)
+        },
         // SAFETY: as above. Points and reservations exclude all other access to these bytes until the command
         // has ended.
         Step::Download { from, to } => unsafe { queue.read(part(from)?, to.pointer(), ends) },

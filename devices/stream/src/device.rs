@@ -247,14 +247,14 @@ pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>)
             Step::Copy { from, to } => {
                 let bytes = to.bytes() as usize;
                 match (host(from), host(to)) {
-                    (Some(from), None) => driver.upload(stream, from, address(to), bytes),
+                    (Some(from), None) => driver.upload(stream, from, address(to), bytes, None),
                     (None, Some(to)) => driver.download(stream, address(from), to, bytes),
                     _ => driver.copy(stream, address(from), address(to), bytes),
                 }
             }
             Step::Fill { to, word } => driver.fill(stream, address(to), *word, to.bytes() as usize / 4),
-            Step::Upload { from, to } => {
-                driver.upload(stream, from.pointer(), address(to), to.bytes() as usize)
+            Step::Upload { from, to, used } => {
+                driver.upload(stream, from.pointer(), address(to), to.bytes() as usize, *used)
             }
             Step::Download { from, to } => {
                 driver.download(stream, address(from), to.pointer(), from.bytes() as usize)

@@ -255,14 +255,22 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error, for example if an event has not passed.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
 
-    /// Enqueues a copy from the host to the device.
+    /// Enqueues a copy from the host to the device. If `used` is set, the word of the source at this index holds
+    /// the number of words that must be copied when the copy runs.
     ///
     /// # Safety
     /// Both ranges are valid until the copy has ended. No concurrent access conflicts with the copy.
     ///
     /// # Errors
     /// Returns the driver's error.
-    unsafe fn upload(&self, stream: &Self::Stream, from: *const u8, to: u64, bytes: usize) -> Result<()>;
+    unsafe fn upload(
+        &self,
+        stream: &Self::Stream,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+        used: Option<u32>,
+    ) -> Result<()>;
 
     /// Enqueues a copy from the device to the host.
     ///

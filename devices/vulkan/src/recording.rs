@@ -114,7 +114,7 @@ fn uses(step: &Step) -> Vec<Use> {
         }
         Step::Copy { from, to } => vec![used(from, false), used(to, true)],
         Step::Fill { to, .. } => vec![used(to, true)],
-        Step::Upload { from, to } => vec![host(from, false), used(to, true)],
+        Step::Upload { from, to, .. } => vec![host(from, false), used(to, true)],
         Step::Download { from, to } => vec![used(from, false), host(to, true)],
     }
 }
@@ -202,7 +202,7 @@ fn record(recorder: &Recorder, step: &Step, max_groups: [u32; 3]) -> Result<()> 
         Step::Launch(launch) => return record_launch(recorder, &launch.code, &launch.spans, max_groups),
         Step::Copy { from, to } => recorder.copy(part(from), part(to)),
         Step::Fill { to, word } => recorder.fill(part(to), *word),
-        Step::Upload { from, to } => recorder.copy(host_part(from), part(to)),
+        Step::Upload { from, to, .. } => recorder.copy(host_part(from), part(to)),
         Step::Download { from, to } => recorder.copy(part(from), host_part(to)),
     }
     Ok(())

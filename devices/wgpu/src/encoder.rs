@@ -90,7 +90,9 @@ impl Encoder {
                 }
                 // This fill writes zeros. All other fills are kernel launches.
                 Step::Fill { to, .. } => draft.clear(to),
-                Step::Upload { from, to } => {
+                Step::Upload { from, to, used } => {
+                    let bytes = from.used_bytes(*used);
+                    let (from, to) = (from.part(0, bytes), to.part(0, bytes));
                     for offset in (0..to.bytes()).step_by(CHUNK_BYTES as usize) {
                         let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
                         self.upload(job, &mut draft, &parts.0, &parts.1)?;

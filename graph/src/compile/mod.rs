@@ -5,6 +5,11 @@
 //! A micro-batch runs in the smallest bucket that holds its rows. Kernels read the actual number of rows from
 //! the parameter block, so they do not compute padding rows. All buckets share one scratch buffer, sized for
 //! the largest bucket.
+//!
+//! Up to [`SPLIT_ROWS`] rows, attention is split over the positions of each row. The rows of a longer
+//! micro-batch share loads of keys and values instead, as far as they belong to one sequence. Decode rows
+//! belong to different sequences. Therefore a larger bucket has two more programs, which split attention of
+//! decode rows: one for decode rows only, and one for decode rows that precede other rows.
 
 mod buffers;
 mod caches;
@@ -19,8 +24,8 @@ use crate::graph::OperatorGraph;
 use crate::lowering::Lowering;
 use crate::model::Model;
 use crate::ops::{Heads, Output, Rows};
-use crate::passes;
-use crate::program::Program;
+use crate::passes::{self, SplitRows};
+use crate::program::{Program, RowKind};
 use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
 use crate::stage::{CompiledStage, StageResult};
@@ -36,6 +41,14 @@ use ragtag_kernels::params::ParamsShape;
 use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, layout_for};
 use std::ops::Range;
 use storage::{Storage, capacity, output_bytes};
+
+/// Maximum number of rows for which attention is split whatever sequences they belong to. More rows fill a
+/// device even without splits, and it is better to let the rows of a sequence share their loads.
+const SPLIT_ROWS: u32 = 32;
+
+/// Number of work groups of split attention per compute unit that keeps a device busy, even though sequences
+/// differ in length.
+const GROUPS_PER_UNIT: u32 = 8;
 
 /// Compiles `segments` of `model` for a device with the capabilities `caps`.
 ///
@@ -68,10 +81,13 @@ pub fn compile(
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
-    for rows in buckets(lowering.chunk) {
-        let params = params_shape(lowering, rows);
-        let splits = |heads: Heads| attention_splits(heads, lowering, caps);
-        let splits = splits_attention(lowering, caps, rows).then_some(&splits as &dyn Fn(Heads) -> u32);
+    for (params, kind) in shapes(lowering) {
+        let split = split_rows(kind, &params).filter(|_| splits_attention(lowering, caps, params.rows));
+        if kind != RowKind::Any && split.is_none() {
+            continue;
+        }
+        let splits = |heads: Heads| attention_splits(heads, kind, &params, caps);
+        let splits = split.map(|rows| (rows, &splits as &dyn Fn(Heads) -> u32));
         let mut graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
@@ -83,7 +99,7 @@ pub fn compile(
             Emitter { model, graph, caps, lowering, caches, params, storage, weights, variants };
         let steps = emitter.steps(segments.clone())?;
         variants = emitter.variants;
-        programs.push(Program { params, steps });
+        programs.push(Program { params, kind, steps });
     }
     let h = model.hyperparameters();
     let last = segments.end == model.segment_count();
@@ -158,22 +174,39 @@ fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
-/// Returns the number of parts into which attention is split over the cached positions. The number affects
-/// the rounding of results, so it must not depend on the rows of a micro-batch. It is chosen so that each
-/// compute unit gets at most one work group per row, because a second wave of work groups would double the
-/// time.
-fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
-    (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
+/// Returns the rows whose attention a program splits.
+fn split_rows(kind: RowKind, params: &ParamsShape) -> Option<SplitRows> {
+    match kind {
+        RowKind::Any => (params.rows <= SPLIT_ROWS).then_some(SplitRows::All),
+        RowKind::Decode => Some(SplitRows::All),
+        RowKind::Mixed => Some(SplitRows::Decode),
+    }
 }
 
-/// Returns the largest number of splits for which no split is empty at the full context.
-fn most_splits(lowering: &Lowering) -> u32 {
-    partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
+/// Returns the number of parts into which attention is split over the cached positions. The number affects the
+/// rounding of results, so it must not depend on the rows of a micro-batch. A single row gets at most one work
+/// group per compute unit, because a second wave of work groups would double its time. Many rows fill the
+/// device with fewer parts, and longer parts cost less. The partial results must fit one buffer.
+fn attention_splits(heads: Heads, kind: RowKind, params: &ParamsShape, caps: &Caps) -> u32 {
+    let (units, kv_heads) = (caps.parallel_units, heads.kv.max(1));
+    let rows = if kind == RowKind::Mixed { params.sequences } else { params.rows };
+    let filling = units.saturating_mul(GROUPS_PER_UNIT).div_ceil(kv_heads.saturating_mul(rows));
+    let limit_bytes = caps.max_allocation_bytes.min(caps.max_binding_bytes);
+    let values = u64::from(params.rows) * u64::from(heads.queries) * u64::from(heads.dimensions + 2);
+    let fitting = u32::try_from(limit_bytes / (4 * values).max(1)).unwrap_or(u32::MAX);
+    (units / kv_heads).min(filling).min(fitting).clamp(1, most_splits(params))
 }
 
-/// The two programs that can need the most scratch memory on any device. The first is for the largest
-/// micro-batch. The second is for the largest micro-batch whose attention may be split.
-pub(crate) struct Largest([Lowered; 2]);
+/// Returns the largest number of splits. No split is empty at the full context, and the partial results of a
+/// large bucket take about as much scratch memory as those of [`SPLIT_ROWS`] rows.
+fn most_splits(params: &ParamsShape) -> u32 {
+    let most = partial::MAX_SPLITS.min((SPLIT_ROWS * partial::MAX_SPLITS).div_ceil(params.rows));
+    most.min(params.table_blocks).max(1)
+}
+
+/// The programs that can need the most scratch memory on any device: those for the largest micro-batches, and
+/// that for the largest one of any rows whose attention is split.
+pub(crate) struct Largest(Vec<Lowered>);
 
 /// A program before emission.
 struct Lowered {
@@ -184,23 +217,27 @@ struct Lowered {
 }
 
 impl Largest {
-    /// Lowers both programs. `form` returns the activation type for products with a given weight type.
+    /// Lowers the programs. `form` returns the activation type for products with a given weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
-        let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
+        let program = |(params, kind): (ParamsShape, RowKind)| {
+            let most = |_| most_splits(&params);
+            let splits = split_rows(kind, &params).map(|rows| (rows, &most as &dyn Fn(Heads) -> u32));
             let graph = model.lowered(splits, |t, _| form(t));
             let nodes = graph.by_segment(model.segment_count());
-            Lowered { graph, params: params_shape(lowering, rows), nodes }
+            Lowered { graph, params, nodes }
         };
-        let most = |_| most_splits(lowering);
-        let split = program(Some(&most), lowering.chunk.min(partial::MAX_ROWS));
-        Self([program(None, lowering.chunk), split])
+        let shapes = shapes(lowering);
+        let last = |is: &dyn Fn(&(ParamsShape, RowKind)) -> bool| shapes.iter().copied().rev().find(is);
+        let few = last(&|(params, kind)| *kind == RowKind::Any && params.rows <= SPLIT_ROWS);
+        let kinds = [RowKind::Any, RowKind::Decode, RowKind::Mixed];
+        let largest = kinds.into_iter().filter_map(|kind| last(&|(_, other)| *other == kind));
+        Self(few.into_iter().chain(largest).map(program).collect())
     }
 
     /// Returns an upper bound on the scratch bytes of a segment.
     pub(crate) fn scratch_bytes(&self, segment: usize) -> u64 {
-        let [a, b] = &self.0;
         let bytes = |l: &Lowered| Storage::plan(&l.graph, &l.nodes[segment], &l.params).scratch_bytes;
-        bytes(a).max(bytes(b))
+        self.0.iter().map(bytes).max().expect("a program")
     }
 
     /// Returns the size in bytes of the largest tensor in a segment. Ignores dequantized weights, because a
@@ -220,6 +257,23 @@ pub fn buckets(chunk: u32) -> Vec<u32> {
     let mut buckets: Vec<u32> = (0..32).map(|bit| 1 << bit).take_while(|&rows| rows < chunk).collect();
     buckets.push(chunk);
     buckets
+}
+
+/// Returns the capacities of the programs, and the rows that each is for.
+fn shapes(lowering: &Lowering) -> Vec<(ParamsShape, RowKind)> {
+    let most_decode_rows = lowering.sequences.min(lowering.logit_rows);
+    let (mut out, mut smaller) = (Vec::new(), 0);
+    for rows in buckets(lowering.chunk) {
+        if rows > SPLIT_ROWS && smaller < most_decode_rows {
+            out.push((params_shape(lowering, rows.min(most_decode_rows)), RowKind::Decode));
+        }
+        if rows > SPLIT_ROWS && lowering.sequences > 1 {
+            out.push((params_shape(lowering, rows), RowKind::Mixed));
+        }
+        out.push((params_shape(lowering, rows), RowKind::Any));
+        smaller = rows;
+    }
+    out
 }
 
 fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {

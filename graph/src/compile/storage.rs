@@ -147,16 +147,19 @@ pub(super) fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 mod tests {
     use super::*;
     use crate::ops::{Add, Embed, Gather, Heads, Operator, SiluMul};
+    use crate::passes::SplitRows;
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
     use ragtag_kernels::silu_mul::Gate;
     use std::ops::Range;
 
-    type Splits = Option<&'static dyn Fn(Heads) -> u32>;
+    type Splits = Option<(SplitRows, &'static dyn Fn(Heads) -> u32)>;
 
     fn forms() -> Vec<(Activations, Splits)> {
-        Activations::ALL.into_iter().flat_map(|a| [(a, None), (a, Some(&(|_| 7u32) as _))]).collect()
+        let seven = &|_| 7u32;
+        let splits: [Splits; 3] = [None, Some((SplitRows::All, seven)), Some((SplitRows::Decode, seven))];
+        Activations::ALL.into_iter().flat_map(|a| splits.map(|splits| (a, splits))).collect()
     }
 
     /// Simulates a program and tracks which node wrote each byte of scratch. Checks that every node reads

@@ -5,6 +5,7 @@ use super::lower::{Call, Cost, Lower, Output, Shape, Site, Work};
 use super::rope_append::RopeAppend;
 use super::weight::Weight;
 use ragtag_kernels::attention::NO_WINDOW;
+use ragtag_kernels::params::DECODE_ROWS;
 use ragtag_kernels::{Activations, Kernel};
 
 /// Rules for the scores of an attention operator.
@@ -27,9 +28,16 @@ pub struct Attention {
     pub heads: Heads,
     /// Rules for the scores.
     pub scores: Scores,
+    /// Number of splits of the second input, the partial results of decode rows. `None` if the operator computes
+    /// all rows.
+    pub splits: Option<u32>,
 }
 
 impl Lower for Attention {
+    fn inputs(&self) -> &'static [&'static [u8]] {
+        &[&[0], &[0, 1]]
+    }
+
     fn shape(&self, x: Shape) -> Option<Shape> {
         let width = self.heads.query_width();
         assert_eq!(x.width, width + 2 * self.heads.kv_width(), "queries, keys and values of {self:?}");
@@ -54,7 +62,18 @@ impl Lower for Attention {
         constants.push(self.scores.cap.unwrap_or(0.0).to_bits());
         let queries = x.columns(0, self.heads.query_width());
         let arguments = vec![site.params, queries, cache.keys, cache.values, site.output.argument];
-        vec![Call { kernel: Kernel::Attention(cache.kv), arguments, constants }]
+        let mut calls = vec![Call { kernel: Kernel::Attention(cache.kv), arguments, constants }];
+        // Both launches write rows of the output.
+        calls.extend(self.splits.map(|splits| {
+            let partials = site.inputs[1].expect("partial results").argument;
+            let heads = [self.heads.queries, self.heads.dimensions];
+            Call {
+                kernel: Kernel::AttentionMerge(Activations::F32),
+                arguments: vec![site.params, partials, site.output.argument],
+                constants: [&[site.rows, DECODE_ROWS], &heads[..], &[splits]].concat(),
+            }
+        }));
+        calls
     }
 }
 
@@ -65,6 +84,8 @@ pub struct AttentionPartial {
     pub attention: Attention,
     /// Number of splits.
     pub splits: u32,
+    /// Word of the parameter block that holds the number of rows.
+    pub count: u32,
     /// RoPE and KV append that are fused into this operator, if any.
     pub appends: Option<RopeAppend>,
 }
@@ -93,7 +114,7 @@ impl Lower for AttentionPartial {
         let (mut calls, kv) = (self.attention.calls(site), site.cache().kv);
         let call = &mut calls[0];
         call.kernel = Kernel::AttentionPartial(kv);
-        call.constants.push(self.splits);
+        call.constants.extend([self.splits, self.count]);
         if let Some(append) = &self.appends {
             call.kernel = Kernel::AppendAttention(kv);
             call.constants.extend(append.constants());

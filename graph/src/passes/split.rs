@@ -2,23 +2,42 @@
 //! computes one partial result for each range of positions. The second launch merges the partial results.
 
 use crate::graph::{Node, OperatorGraph};
-use crate::ops::{AttentionMerge, AttentionPartial, Heads, Lower, Operator};
+use crate::ops::{Attention, AttentionMerge, AttentionPartial, Heads, Lower, Operator};
 use ragtag_kernels::Activations;
+use ragtag_kernels::params::{DECODE_ROWS, ROWS};
+
+/// Rows whose attention is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SplitRows {
+    /// All rows of the micro-batch.
+    All,
+    /// The decode rows. They come before rows of prompts, for which attention is not split.
+    Decode,
+}
 
 /// Splits the positions of every attention operator into ranges. `splits` returns the number of ranges.
-pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
+pub(crate) fn split_attention(graph: &mut OperatorGraph, rows: SplitRows, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
         let Operator::Attention(attention) = node.operator else { continue };
         let (heads, inputs) = (attention.heads, graph.inputs(merge));
         let splits = splits(heads);
-        let operator = AttentionPartial { attention, splits, appends: None };
+        let count = if rows == SplitRows::All { ROWS } else { DECODE_ROWS };
+        let operator = AttentionPartial { attention: attention.clone(), splits, count, appends: None };
         let shape =
             operator.shape(graph.node(inputs[0]).shape()).expect("a shape that follows from the input");
         let partial = Node { operator: operator.into(), width: shape.width, ..node };
         let partial = graph.add(partial, &inputs);
-        graph.connect(partial, merge, 0);
-        let operator = AttentionMerge { heads, splits, output: Activations::F32 }.into();
+        let operator = match rows {
+            SplitRows::All => {
+                graph.connect(partial, merge, 0);
+                AttentionMerge { heads, splits, output: Activations::F32 }.into()
+            }
+            SplitRows::Decode => {
+                graph.connect(partial, merge, 1);
+                Attention { splits: Some(splits), ..attention }.into()
+            }
+        };
         *graph.node_mut(merge) = Node { operator, order: (node.order.0, node.order.1 + 1), ..node };
     }
 }

@@ -41,7 +41,8 @@ const BINDINGS: &[Access] =
     &[Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite, Access::Write, Access::Read];
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, _, _, heads, _, head_dim, _, _, _, window, _, splits, rope @ ..] = array::<16>(constants);
+    let [rows, _, _, _, heads, _, head_dim, _, _, _, window, _, splits, _, rope @ ..] =
+        array::<17>(constants);
     let mut append = [0; 5];
     rope_append::extents(kv_type, &[&constants[..8], &rope, &[1]].concat(), &mut append);
     let [params, qkv, frequencies, keys, values] = append;
@@ -72,7 +73,7 @@ impl Spec for AppendAttention {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        abi_for!(KvType, self.0, "append_attention", BINDINGS, 16, extents)
+        abi_for!(KvType, self.0, "append_attention", BINDINGS, 17, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -138,7 +139,7 @@ fn case(
     let mut scene = scene(random, kv_type, (1, heads, kv_heads, head_dim), &starts);
     scene.limit(window, cap);
     let fresh = scene.freshen(random, rope_dims, (pairing, magnitude), times);
-    let rope = [splits, rope_dims, pairing as usize, magnitude.to_bits() as usize];
+    let rope = [splits, 0, rope_dims, pairing as usize, magnitude.to_bits() as usize];
     let constants = [&scene.constants[..], &rope].concat();
     let label = format!(
         "{}, {splits} splits, {rope_dims} turned, pairing {pairing}, magnitude {magnitude}, times {times}",

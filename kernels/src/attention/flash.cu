@@ -14,16 +14,15 @@ typedef struct {
     const GLOBAL float *q;
     const GLOBAL ushort *keys, *values;
     GLOBAL float *out;
-    const GLOBAL uint *positions, *row_sequences, *tables;
+    Lists at;
     uint sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, window;
     float scale, cap; // to base 2; no cap is zero
 } Launch;
 
 // A launch from a kernel's parameters.
 #define LAUNCH { \
-    q, keys, values, out, params + 4 + (size_t)rows, params + 4 + 2 * (size_t)rows, \
-    params + 4 + 3 * (size_t)rows + logit_rows, sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, \
-    window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
+    q, keys, values, out, lists(params, rows, logit_rows), sequences, table_blocks, heads, kv_heads, head_dim, \
+    cache_blocks, stride, window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
 }
 
 // Rows of one sequence, all that they see exists: from `row` to before `next`; they see positions from `start` to `last`.
@@ -57,11 +56,11 @@ template <uint THREADS> FN void meet() { asm volatile("bar.sync 1, %0;" :: "n"(T
 template <uint THREADS> FN Run run_at(const Launch &launch, uint row, uint end, uint *found) {
     Run run;
     run.row = row;
-    uint sequence = launch.row_sequences[row], mine = row + threadIdx.x;
+    uint sequence = launch.at.row_sequences[row], mine = row + threadIdx.x;
     bool exists = sequence < launch.sequences;
-    run.table = launch.tables + (exists ? (size_t)sequence * launch.table_blocks : 0);
-    bool is_other = mine < end && launch.row_sequences[mine] != sequence;
-    uint position = mine < end ? launch.positions[mine] : 0;
+    run.table = table_of(launch.at, row, launch.sequences, launch.table_blocks);
+    bool is_other = mine < end && launch.at.row_sequences[mine] != sequence;
+    uint position = mine < end ? launch.at.positions[mine] : 0;
     meet<THREADS>(); // whoever read `found` before has done so
     if (threadIdx.x < 4) found[threadIdx.x] = threadIdx.x == 0 ? end : 0;
     meet<THREADS>();
@@ -119,7 +118,7 @@ FN Queries queries_at(const Launch &launch, const Run &run, uint kv_head, uint f
         bool exists = query < queries;
         query = min(query, queries - 1);
         uint row = run.row + query / group, head = kv_head * group + query % group;
-        out.seen[half] = exists ? launch.positions[row] + 1 : 0;
+        out.seen[half] = exists ? launch.at.positions[row] + 1 : 0;
         out.start[half] = out.seen[half] - min(out.seen[half], launch.window);
         out.from[half] = (size_t)row * launch.stride + head * launch.head_dim;
         out.to[half] = ((size_t)row * launch.heads + head) * launch.head_dim;
@@ -221,8 +220,9 @@ typedef struct {
 FN Tile tile_of(const GLOBAL uint *params, uint rows) {
     uint height = (rows + gridDim.y - 1) / gridDim.y;
     Tile tile;
-    tile.row = (gridDim.y - 1 - blockIdx.y) * height;
-    tile.end = min(count(params, 0, rows), tile.row + height);
+    uint first = (gridDim.y - 1 - blockIdx.y) * height;
+    tile.row = max(count(params, 2, rows), first); // split attention has computed the rows before
+    tile.end = min(count(params, 0, rows), first + height);
     return tile;
 }
 

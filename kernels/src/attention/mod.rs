@@ -20,6 +20,9 @@
 //! on other rows. If the sequence, position or block of a row is invalid, its result is zero. Cache slots to
 //! which no row of the sequence attends never affect a result, even if they contain NaN.
 //!
+//! The kernel skips the first rows, as many as the parameters' word [`DECODE_ROWS`](crate::params::DECODE_ROWS)
+//! says.
+//!
 //! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of one sequence share each load of
 //! keys and values.
 
@@ -105,6 +108,10 @@ impl Spec for Attention {
             let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
             out.push(case(self.0, &scene));
         }
+        // Decode rows that split attention computes, before rows of a prompt.
+        let mut mixed = scene(random, self.0, (40, 4, 2, 64), &[(200, 1), (0, 1), (77, 1), (70, 33)]);
+        mixed.skip(3);
+        out.push(case(self.0, &mixed));
         // Three rows at the end of a long sequence.
         out.extend(LONG.map(|seen| case(self.0, &scene(random, self.0, (3, 2, 1, 64), &[(seen - 3, 3)]))));
         let heads = [[2, 1, 64], [2, 1, 20]].into_iter().filter(|heads| self.0.takes(heads[2] as u32));
@@ -155,12 +162,12 @@ fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]:
 fn case(kv_type: KvType, scene: &Scene) -> Case {
     let (capacity, heads, head_dim) = (scene.capacity, scene.heads, scene.head_dim);
     let softmax = |row: usize, head: usize| match scene.visible(row) {
-        Some(visible) => scene.softmax(row, head, visible).mean,
-        None => vec![0.0; head_dim],
+        _ if row < scene.decode_rows() => vec![None; head_dim],
+        Some(visible) => scene.softmax(row, head, visible).mean.into_iter().map(Some).collect(),
+        None => vec![Some(0.0); head_dim],
     };
     let rows = (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head)));
-    let mut expected: Vec<_> =
-        rows.flat_map(|(row, head)| softmax(row, head).into_iter().map(Some)).collect();
+    let mut expected: Vec<_> = rows.flat_map(|(row, head)| softmax(row, head)).collect();
     expected.resize(capacity * heads * head_dim, None);
     let build = Build::new(Kernel::Attention(kv_type), scene.label.clone(), &scene.constants);
     scene.inputs(build).poison(expected.len() * 4).expect_f32(4, expected)

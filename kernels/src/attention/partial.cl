@@ -32,7 +32,7 @@ KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT partials, uint rows, uint sequences, uint table_blocks,
     uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
-    uint cap, uint splits
+    uint cap, uint splits, uint word
 ) {
     BEGIN();
     SHARED float query[DIMS * HEADS] ALIGNED;
@@ -42,11 +42,11 @@ KERNEL(ITEMS) attention_partial(
     SHARED float corrections[HEADS];
     SHARED uint shared;
     uint split = GROUP(0), kv_head = GROUP(1), row = GROUP(2), group = heads / kv_heads;
-    if (row >= count(params, 0, rows)) return;
+    if (row >= count(params, word, rows)) return;
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
     bool exists = sequence < sequences && position / 16 < table_blocks;
-    const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+    const GLOBAL uint *table = table_of(at, row, sequences, table_blocks);
     uint blocks = exists ? position / 16 + 1 : 0;
     exists = reach(&shared, table, blocks, cache_blocks) == blocks && exists;
     uint visible = position + 1 - min(position + 1, window), skipped = exists ? visible / 16 : 0;

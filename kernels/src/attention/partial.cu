@@ -48,20 +48,20 @@ KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT partials, uint rows, uint sequences, uint table_blocks,
     uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
-    uint cap, uint splits
+    uint cap, uint splits, uint word
 ) {
     SHARED Space space;
     LAUNCH_NEXT();
     // No launch writes parameters: they are read before the launch before has ended.
     uint split = GROUP(0), kv_head = GROUP(1), row = GROUP(2), group = heads / kv_heads;
     Lists at = lists(params, rows, logit_rows);
-    uint used = count(params, 0, rows), sequence = at.row_sequences[row], position = at.positions[row];
+    uint used = count(params, word, rows), sequence = at.row_sequences[row], position = at.positions[row];
     if (row >= used) {
         AWAIT_LAST();
         return;
     }
     bool exists = sequence < sequences && position / 16 < table_blocks;
-    const uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+    const uint *table = table_of(at, row, sequences, table_blocks);
     uint wanted = exists ? position / 16 + 1 : 0;
     for (uint i = ITEM; i < wanted; i += ITEMS) exists = exists && table[i] < cache_blocks;
     exists = __syncthreads_and(exists);

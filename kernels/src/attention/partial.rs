@@ -1,5 +1,5 @@
-//! First launch of split attention, for few rows over a long KV cache. Several groups share the positions of
-//! one row.
+//! First launch of split attention, for rows of different sequences, or few rows over a long KV cache. Several
+//! groups may share the positions of one row.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -9,7 +9,9 @@
 //! | 3 | value cache |
 //! | 4 | partials, written |
 //!
-//! The constants are those of [attention](super), followed by the number of splits.
+//! The constants are those of [attention](super), followed by the number of splits and the index of the
+//! parameter word that holds the number of rows: [`ROWS`], or [`DECODE_ROWS`] beside attention of prompts. At
+//! most as many rows as sequences are decode rows.
 //!
 //! The cache blocks with positions to which a row attends are divided into `splits` splits. All splits
 //! have the same number of blocks, except that the last splits may be shorter or empty. The grid is splits
@@ -27,13 +29,9 @@ use crate::abi::{IMPOSSIBLE, abi_for, array, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
 use crate::layout::Layout;
-use crate::params::BLOCK_TOKENS;
+use crate::params::{BLOCK_TOKENS, DECODE_ROWS, ROWS};
 use ragtag_hal::{Access, EntryAbi};
 use std::ops::Range;
-
-/// Maximum number of rows in a launch of split attention. With more rows, a launch fills a device even
-/// without splits, and it is better to let the rows of a sequence share their loads.
-pub const MAX_ROWS: u32 = 32;
 
 /// Maximum number of splits.
 pub const MAX_SPLITS: u32 = 64;
@@ -41,7 +39,7 @@ pub const MAX_SPLITS: u32 = 64;
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, _, _, heads, _, head_dim, .., splits] = array::<13>(constants);
+    let [rows, _, _, _, heads, _, head_dim, .., splits, _] = array::<14>(constants);
     super::extents(kv_type, &constants[..12], out);
     out[4] = partials_bytes(rows, heads, head_dim, splits);
 }
@@ -56,7 +54,8 @@ pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) 
 
 /// Returns a grid of splits × kv heads × rows.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    [constants[12], constants[5], constants[0]]
+    let [rows, sequences, .., word] = array::<14>(&constants[..14]);
+    [constants[12], constants[5], if word == DECODE_ROWS { rows.min(sequences) } else { rows }]
 }
 
 /// Returns the positions in split `split` of a row that attends to the positions `visible`.
@@ -75,7 +74,7 @@ impl Spec for AttentionPartial {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        abi_for!(KvType, self.0, "attention_partial", BINDINGS, 13, extents)
+        abi_for!(KvType, self.0, "attention_partial", BINDINGS, 14, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -101,6 +100,16 @@ impl Spec for AttentionPartial {
             let scene = scene(random, self.0, (3, 2, 1, 64), &[(seen - 3, 3)]);
             out.push(case(Kernel::AttentionPartial(self.0), &scene, 3));
         }
+        // A row each of many sequences of different lengths.
+        for (splits, window) in [(1, super::NO_WINDOW), (2, 50)] {
+            let starts: Vec<_> = (0..70).map(|i| (i * 37 % 190, 1)).collect();
+            let mut scene = scene(random, self.0, (72, 6, 1, 64), &starts);
+            scene.limit(window, 0.0);
+            out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
+        }
+        let mut mixed = scene(random, self.0, (40, 4, 2, 64), &[(200, 1), (0, 1), (77, 1), (70, 33)]);
+        mixed.skip(3);
+        out.push(case(Kernel::AttentionPartial(self.0), &mixed, 2));
         out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(random, self.0, value)));
         for (starts, [heads, kv_heads, head_dim], splits, window, cap) in [
             (vec![(200, 1)], [8, 1, 64], 3, 5, 0.0),
@@ -138,7 +147,7 @@ fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let mut scene = scene(random, kv_type, (1, heads, 1, head_dim), &[(200, 1)]);
     scene.spoil(0, value);
     let label = format!("queries of {value}, {}", scene.label);
-    let constants = [&scene.constants[..], &[splits]].concat();
+    let constants = [&scene.constants[..], &[splits, ROWS as usize]].concat();
     let build = Build::new(Kernel::AttentionPartial(kv_type), label, &constants);
     // The merge reads a largest score and a sum. The score is not checked here, and the sum may be infinite.
     let sums = (0..heads * splits).flat_map(|_| [None, value.is_nan().then_some(f64::NAN)]);
@@ -149,7 +158,8 @@ fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
 }
 
 fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
-    let constants = [&scene.constants[..], &[splits]].concat();
+    let word = if scene.decode_rows() > 0 { DECODE_ROWS } else { ROWS };
+    let constants = [&scene.constants[..], &[splits, word as usize]].concat();
     let build = Build::new(kernel, format!("{}, {splits} splits", scene.label), &constants);
     let expected = expected(scene, splits);
     let build = scene.inputs(build).poison(expected.len() * 4);
@@ -162,7 +172,8 @@ pub(super) fn expected(scene: &Scene, splits: usize) -> Vec<Option<f64>> {
     let (heads, head_dim) = (scene.heads, scene.head_dim);
     let runs = scene.capacity * heads * splits;
     let (mut means, mut sums) = (vec![None; runs * head_dim], vec![None; runs * 2]);
-    for (row, head) in (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+    let rows = if scene.decode_rows() > 0 { scene.decode_rows() } else { scene.rows() };
+    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
         for split in 0..splits {
             let at = (row * heads + head) * splits + split;
             let run = scene.visible(row).map_or(0..0, |visible| run(visible, splits, split));

@@ -20,6 +20,7 @@ struct Constants {
     window: u32,
     cap: f32,
     splits: u32,
+    word: u32,
 }
 var<immediate> constants: Constants;
 
@@ -160,13 +161,13 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
     let split = group.x;
     let kv_head = group.y;
     let row = group.z;
-    if row >= count(0u, constants.rows) { return; }
+    if row >= count(constants.word, constants.rows) { return; }
     let sharing = constants.heads / constants.kv_heads;
     let head_dim = constants.head_dim;
     let sequence = sequence_of(row);
     let position = position_of(row);
     let has_table = sequence < constants.sequences && position / 16u < constants.table_blocks;
-    let table = table_of(select(0u, sequence, has_table));
+    let table = table_of(row);
     let blocks = select(0u, position / 16u + 1u, has_table);
     let exists = reach(item, table, blocks) == blocks && has_table;
     let visible = window_start(position + 1u);

@@ -1,4 +1,4 @@
-// Attention of few rows over a long cache: a group takes a run of blocks of 16 positions of one row, for the query heads that
+// Attention of decode rows over a cache: a group takes a run of blocks of 16 positions of one row, for the query heads that
 // share a kv head, four at a time. Each warp takes every WARPS-th block of the run, with a softmax of its own; they are
 // brought together at the end. Keys and values of the next block are under way while one is worked on.
 

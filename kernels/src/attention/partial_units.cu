@@ -1,4 +1,4 @@
-// Attention of few rows over a long cache of f16, with matrix units: a group takes a run of blocks of 16 positions of one row,
+// Attention of decode rows over a cache of f16, with matrix units: a group takes a run of blocks of 16 positions of one row,
 // for the query heads that share a kv head, four at a time. Each warp takes every WARPS-th block of the run, with a softmax of
 // its own; they are brought together at the end. Keys and values of a warp's next block are under way while it works on one.
 //

@@ -64,11 +64,12 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let sharing = constants.heads / constants.kv_heads;
     let tile = max(1u, GROUP_QUERIES / sharing);
     let end = min(count(0u, constants.rows), (group.x + 1u) * tile);
-    for (var row = group.x * tile; row < end;) {
+    // Split attention computes the first rows, if there are any of that kind.
+    for (var row = max(count(2u, constants.rows), group.x * tile); row < end;) {
         // Finds the longest run that starts at `row`.
         let sequence = sequence_of(row);
         let exists = sequence < constants.sequences;
-        let table = table_of(select(0u, sequence, exists));
+        let table = table_of(row);
         var wanted = 0u;
         for (var r = row; exists && r < end && sequence_of(r) == sequence; r++) {
             wanted = max(wanted, min(position_of(r) / 16u + 1u, constants.table_blocks));

@@ -90,6 +90,17 @@ impl Scene {
         self.seen.len()
     }
 
+    /// Makes split attention compute the first `rows` rows, and attention skip them.
+    pub fn skip(&mut self, rows: u32) {
+        self.params.decode_rows = rows;
+        self.label += &format!(", {rows} decode rows");
+    }
+
+    /// Returns the number of rows that split attention computes and attention skips.
+    pub fn decode_rows(&self) -> usize {
+        self.params.decode_rows as usize
+    }
+
     /// Returns the positions to which `row` attends, or `None` if the row is invalid.
     pub fn visible(&self, row: usize) -> Option<Range<usize>> {
         self.seen[row].map(|seen| seen - seen.min(self.window as usize)..seen)
@@ -286,8 +297,12 @@ pub(super) fn scene(
             seen.push(None);
         }
     }
+    let named = match starts.len() {
+        0..=8 => format!("{starts:?}"),
+        count => format!("{count} sequences"),
+    };
     let label =
-        format!("{starts:?} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
+        format!("{named} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
     let sequences = starts.len() + 1;
     let mut constants = vec![capacity, sequences, table_blocks, 1, heads, kv_heads, head_dim, cache_blocks];
     constants.extend([scale.to_bits() as usize, stride, NO_WINDOW as usize, 0]);

@@ -46,11 +46,12 @@ KERNEL(ITEMS) attention_tiled(
     // As positions' items: position `lane` of a step for queries `set` and three more. As softmax's items: query
     // `ITEM / 16`. As values' items: dimensions `lane`, `lane` + 64, … of the same four queries.
     uint lane = ITEM % 64, set = ITEM / 64 * 4;
-    for (uint row = GROUP(0) * tile; row < end;) {
+    // Split attention computes the first rows, if there are any of that kind.
+    for (uint row = max(count(params, 2, rows), GROUP(0) * tile); row < end;) {
         // A run of rows of one sequence; all that its rows see exists.
         uint sequence = at.row_sequences[row], wanted = 0, last = 0, start = ~0u, next = row;
         bool exists = sequence < sequences;
-        const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+        const GLOBAL uint *table = table_of(at, row, sequences, table_blocks);
         for (uint r = row; exists && r < end && at.row_sequences[r] == sequence; r++) {
             wanted = max(wanted, min(at.positions[r] / 16 + 1, table_blocks));
         }

@@ -22,6 +22,9 @@ const NORM_ITEMS: Items = Items(1024);
 const COLUMN_ITEMS: Items = Items(128);
 const ROPE_ITEMS: Items = Items(64);
 const PARTIAL_ITEMS: Items = Items(256);
+/// Work items per group of split attention with many rows. Three groups of this size fit on a multiprocessor, so
+/// one group loads keys while another one merges its warps.
+const MANY_ITEMS: Items = Items(128);
 
 /// Number of columns per work item of `silu_mul`.
 const SILU_COLUMNS: u32 = 4;
@@ -118,16 +121,18 @@ fn row_functions(form: Activations) -> [Function; 3] {
 /// Returns the kernels that access a KV cache of type `kv_type`, f32 or f16.
 fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let is_f16 = kv_type == KvType::F16;
-    let (append_source, lanes_source): (Compose, Compose) = if is_f16 {
-        (
+    let [append_source, few_source, many_source]: [Compose; 3] = if is_f16 {
+        [
             |l| cache_source(l, "1", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_LANES),
-        )
+            |l| cache_source(l, "1", MANY_ITEMS, &PARTIAL_LANES),
+        ]
     } else {
-        (
+        [
             |l| cache_source(l, "0", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "0", PARTIAL_ITEMS, &PARTIAL_LANES),
-        )
+            |l| cache_source(l, "0", MANY_ITEMS, &PARTIAL_LANES),
+        ]
     };
     let append = Function {
         kernel: Kernel::RopeAppend(kv_type),
@@ -141,23 +146,31 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
         local_bytes: 0,
         dynamic_local_bytes: 0,
     };
-    let lanes = Function {
+    let few = Function {
         kernel: Kernel::AttentionPartial(kv_type),
         grid: Grid::Fixed(partial::grid),
-        max_rows: partial::MAX_ROWS,
-        source: lanes_source,
+        source: few_source,
         function: "attention_partial",
         items: PARTIAL_ITEMS,
         local_bytes: 22 << 10,
         ..append
     };
-    let units = Function {
+    let many =
+        Function { name: "cuda-many", max_rows: u32::MAX, source: many_source, items: MANY_ITEMS, ..few };
+    let few_units = Function {
         name: "cuda-sm80-few",
         requires: &[Feature::Sm80],
         source: |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_UNITS),
-        ..lanes
+        ..few
     };
-    if is_f16 { vec![append, units, lanes] } else { vec![append, lanes] }
+    let many_units = Function {
+        name: "cuda-sm80-many",
+        requires: &[Feature::Sm80],
+        source: |l| cache_source(l, "1", MANY_ITEMS, &PARTIAL_UNITS),
+        ..many
+    };
+    let units = if is_f16 { vec![few_units, many_units] } else { vec![] };
+    [vec![append], units, vec![few, many]].concat()
 }
 
 const OUTPUT: &str = include_str!("../quantize/output.cu");

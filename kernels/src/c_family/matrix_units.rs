@@ -229,11 +229,12 @@ fn wgmma_source(tensor_type: TensorType, consumers: u32, columns: u32, stages: u
 /// Macro that makes the attention kernel represent each query and each softmax weight as the sum of two f16
 /// values. This precision puts attention in the exact class.
 const PARTS: &str = "#define PARTS 2\n";
+const LISTS: &str = include_str!("lists.cl");
 const FLASH: &str = include_str!("../attention/flash.cu");
 const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
 
 fn attention_source(_: KernelLanguage) -> Arc<str> {
-    let parts = [INSTRUCTIONS, PARTS, FLASH, FLASH_MMA, include_str!("../attention/flash_kernel.cu")];
+    let parts = [INSTRUCTIONS, PARTS, LISTS, FLASH, FLASH_MMA, include_str!("../attention/flash_kernel.cu")];
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
@@ -244,6 +245,7 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
     let parts = [
         INSTRUCTIONS,
         PARTS,
+        LISTS,
         FLASH,
         FLASH_MMA,
         WARPGROUPS,

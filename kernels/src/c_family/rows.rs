@@ -92,7 +92,6 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
     let partial = Function {
         kernel: Kernel::AttentionPartial(kv_type),
         grid: attention::partial::grid,
-        max_rows: attention::partial::MAX_ROWS,
         function: "attention_partial",
         local_bytes: 20 << 10,
         ..append
@@ -101,7 +100,6 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
         kernel: Kernel::Attention(kv_type),
         names: names!("-tiled"),
         grid: tiled_grid,
-        max_rows: u32::MAX,
         function: "attention_tiled",
         local_bytes: 24 << 10,
         ..append

@@ -15,7 +15,7 @@ pub(crate) use random::Random;
 
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
-use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
+use crate::params::{BLOCK_TOKENS, DECODE_ROWS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
 
 /// Returns the cases of `kernel`. They have odd shapes, capacities beyond the counts, and poisoned outputs.
 /// Weights are in `layout`, or in the layout of the CPU if `layout` is `None`.
@@ -94,6 +94,8 @@ impl RowShape {
 /// Contents of a parameter block.
 pub(crate) struct Params {
     pub shape: ParamsShape,
+    /// Number of decode rows that split attention computes.
+    pub decode_rows: u32,
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
     pub row_sequences: Vec<u32>,
@@ -107,6 +109,7 @@ impl Params {
         let empty = Vec::new;
         Self {
             shape,
+            decode_rows: 0,
             tokens: empty(),
             positions: empty(),
             row_sequences: empty(),
@@ -115,23 +118,30 @@ impl Params {
         }
     }
 
-    /// Returns the block as words. Its row count is the length of the longest list of rows. Unused words are
-    /// poisoned.
+    /// Returns the block as words. Its row count is the length of the longest list of rows. A table is packed
+    /// up to the last block that a row needs. Unused words are poisoned.
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![u32::MAX; self.shape.words()];
         let rows = self.tokens.len().max(self.positions.len()).max(self.row_sequences.len());
         words[0] = rows as u32;
         words[1] = self.logit_rows.len() as u32;
-        words[2] = self.tables.len() as u32;
-        words[3] = 0;
+        words[DECODE_ROWS as usize] = self.decode_rows;
         let mut put = |at: usize, list: &[u32]| words[at..at + list.len()].copy_from_slice(list);
         put(self.shape.tokens(), &self.tokens);
         put(self.shape.positions(), &self.positions);
         put(self.shape.row_sequences(), &self.row_sequences);
         put(self.shape.logit_rows(), &self.logit_rows);
-        for (i, table) in self.tables.iter().enumerate() {
-            put(self.shape.tables() + i * self.shape.table_blocks as usize, table);
+        let tables = self.shape.tables();
+        let mut used = tables;
+        for (sequence, table) in self.tables.iter().enumerate() {
+            let rows = || (0..rows).filter(|row| self.row_sequences.get(*row) == Some(&(sequence as u32)));
+            let blocks = rows().map(|row| self.positions[row] as usize / BLOCK_TOKENS + 1).max();
+            rows().for_each(|row| put(self.shape.table_starts() + row, &[(used - tables) as u32]));
+            let table = &table[..blocks.unwrap_or_default().min(table.len())];
+            put(used, table);
+            used += table.len();
         }
+        words[USED_WORDS as usize] = used as u32;
         words
     }
 }

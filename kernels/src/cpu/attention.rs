@@ -68,9 +68,10 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
                 head_dim: head_dim as usize,
                 cache_blocks,
             };
+            let start = lists.decode_rows().max(tile as usize * TILE_ROWS as usize);
             let end = lists.rows().min((tile as usize + 1) * TILE_ROWS as usize);
             // SAFETY: each group writes its own rows and heads.
-            unsafe { run.rows::<S, K, V>(s, tile as usize * TILE_ROWS as usize, end) };
+            unsafe { run.rows::<S, K, V>(s, start, end) };
         }
     }
 }
@@ -137,7 +138,7 @@ impl<'a> Head<'a> {
     /// does not exist, or if it attends to a position without a valid block.
     #[inline(always)]
     fn table(&self, row: usize) -> Option<&'a [u32]> {
-        let table = self.lists.table(self.lists.sequence(row))?;
+        let table = self.lists.table(row)?;
         let seen = table.get(..=self.lists.position(row) / BLOCK_TOKENS)?;
         seen.iter().all(|block| *block < self.cache_blocks).then_some(table)
     }

@@ -27,6 +27,12 @@ impl<'a> Lists<'a> {
         count(self.words, crate::params::ROWS, self.shape.rows)
     }
 
+    /// Returns the number of rows that split attention computes.
+    #[inline(always)]
+    pub fn decode_rows(&self) -> usize {
+        count(self.words, crate::params::DECODE_ROWS, self.shape.rows)
+    }
+
     #[inline(always)]
     pub fn token(&self, row: usize) -> usize {
         self.words[self.shape.tokens() + row] as usize
@@ -47,11 +53,13 @@ impl<'a> Lists<'a> {
         self.words[self.shape.logit_rows() + i] as usize
     }
 
-    /// Returns the block table of a sequence, or `None` if the sequence does not exist.
+    /// Returns the block table of a row's sequence and the words after it, as many as the longest table has.
+    /// Returns `None` if the sequence does not exist.
     #[inline(always)]
-    pub fn table(&self, sequence: usize) -> Option<&'a [u32]> {
-        let blocks = self.shape.table_blocks as usize;
-        let at = self.shape.tables() + sequence.checked_mul(blocks)?;
-        if sequence < self.shape.sequences as usize { self.words.get(at..at + blocks) } else { None }
+    pub fn table(&self, row: usize) -> Option<&'a [u32]> {
+        let (sequences, blocks) = (self.shape.sequences as usize, self.shape.table_blocks as usize);
+        let start = self.words[self.shape.table_starts() + row] as usize;
+        let at = self.shape.tables() + start.min(sequences.checked_sub(1)?.checked_mul(blocks)?);
+        if self.sequence(row) < sequences { self.words.get(at..at + blocks) } else { None }
     }
 }

@@ -111,8 +111,7 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
                 for q in part(head * group, group).chunks_exact_mut(head_dim) {
                     turns.turn(q, pairing);
                 }
-                let block =
-                    lists.table(lists.sequence(row)).and_then(|table| table.get(position / BLOCK_TOKENS));
+                let block = lists.table(row).and_then(|table| table.get(position / BLOCK_TOKENS));
                 let Some(block) = block.filter(|block| **block < cache_blocks) else { continue };
                 let part_of_block = *block as usize * kv_heads + head;
                 let cut = |bytes: usize| part_of_block * bytes..(part_of_block + 1) * bytes;

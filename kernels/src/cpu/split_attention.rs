@@ -4,7 +4,7 @@
 use super::HostKernel;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
-use super::launch::Lists;
+use super::launch::{Lists, count};
 use super::packed::Packed;
 use super::row::{Row, RowWise};
 use super::rows::block;
@@ -29,23 +29,23 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let (capacities, [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _, splits]) =
+        let (capacities, [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _, splits, word]) =
             split_capacities(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
-        let lists = Lists::new(params, capacities);
+        let (lists, used) = (Lists::new(params, capacities), count(params, word, capacities[0]));
         let [rows, heads, kv_heads, head_dim, stride, splits] =
             [capacities[0], heads, kv_heads, head_dim, stride, splits].map(|count| count as usize);
         for group in groups.start as usize..groups.end as usize {
             let (split, kv_head, row) =
                 (group % splits, group / splits % kv_heads, group / splits / kv_heads);
-            if row >= lists.rows() {
+            if row >= used {
                 continue;
             }
             let seen = lists.position(row) + 1;
-            let table = lists.table(lists.sequence(row));
+            let table = lists.table(row);
             let table = table.and_then(|table| table.get(..seen.div_ceil(BLOCK_TOKENS)));
             let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
             let visible = seen.saturating_sub(window as usize)..seen;

@@ -29,7 +29,7 @@ KERNEL(ITEMS) rope_append(
     frequencies += (size_t)min(sequence, tables - 1) * pairs;
     bool is_query = head < heads, is_value = head >= heads + kv_heads;
     bool exists = sequence < sequences && position / 16 < table_blocks;
-    uint block = exists ? at.tables[(size_t)sequence * table_blocks + position / 16] : cache_blocks;
+    uint block = exists ? table_of(at, row, sequences, table_blocks)[position / 16] : cache_blocks;
     exists = block < cache_blocks;
     size_t base = exists ? ((size_t)block * kv_heads + (head - heads) % kv_heads) * head_dim * 16 : 0;
     float *from = qkv + ((size_t)row * (heads + 2 * kv_heads) + head) * head_dim;

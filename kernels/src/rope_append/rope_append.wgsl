@@ -11,7 +11,7 @@ fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let head_dim = constants.head_dim;
     let position = position_of(row);
     let slot = position % 16u;
-    let block = block_of(sequence_of(row), position);
+    let block = block_of(row, position);
     let exists = block < constants.cache_blocks;
     let cached = (block * constants.kv_heads + kv_head) * head_dim * 16u;
     let joint = row * (constants.heads + 2u * constants.kv_heads) * head_dim;

@@ -45,7 +45,7 @@ KERNEL(ITEMS) rope_append(
     uint sequence = at.row_sequences[row], position = at.positions[row];
     frequencies += (size_t)min(sequence, tables - 1) * pairs;
     bool exists = is_used && sequence < sequences && position / 16 < table_blocks;
-    uint block = exists ? at.tables[(size_t)sequence * table_blocks + position / 16] : cache_blocks;
+    uint block = exists ? table_of(at, row, sequences, table_blocks)[position / 16] : cache_blocks;
     GLOBAL float *joint = qkv + (size_t)row * (heads + 2 * kv_heads) * head_dim;
     GLOBAL float *q = joint + (size_t)kv_head * group * head_dim;
     const GLOBAL float *k = joint + ((size_t)heads + kv_head) * head_dim;

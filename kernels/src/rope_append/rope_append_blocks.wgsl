@@ -92,7 +92,7 @@ fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let head_dim = constants.head_dim;
     let position = position_of(row);
     let slot = position % 16u;
-    let block = block_of(sequence_of(row), position);
+    let block = block_of(row, position);
     let joint = row * (constants.heads + 2u * constants.kv_heads) * head_dim;
     let query = joint + kv_head * sharing * head_dim;
     let key = joint + (constants.heads + kv_head) * head_dim;

@@ -2,10 +2,8 @@
 
 use super::*;
 use crate::activations::{activations_for, has_f16_products, has_matrix_products};
-use crate::attention::partial::MAX_ROWS;
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, KvType};
-use crate::variant::NEVER;
 use ragtag_hal::{Feature, GemmLibrary, KernelLanguage, QueueLayout};
 
 /// Returns the capabilities of a CPU with `features`.
@@ -46,10 +44,6 @@ pub(crate) fn gpu(language: KernelLanguage, max_work_group_items: u32, local_mem
 fn runs_every_kernel(caps: &Caps, api: &str) {
     for kernel in Kernel::all() {
         for rows in [1, 2, 8, 512] {
-            if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
-                assert!(select(kernel, caps, rows).is_none(), "attention of many rows is not split");
-                continue;
-            }
             if kernel.is_fused() && (api != "wgsl" || rows > 1) {
                 let found = select(kernel, caps, rows);
                 assert!(found.is_none() || api == "wgsl" && rows <= 8, "{kernel} × {rows}");
@@ -221,17 +215,14 @@ fn steps_of_few_rows_have_their_own_kernels() {
         (&features[..], 99 << 10, quantised, ["sm80-gemv-1", "sm80-gemv-8", "tiled"]),
         (&features[..3], 99 << 10, plain, ["sm80-gemv-1", "sm80-gemv-4", "row-major-tiled"]),
         (&features[..2], 64 << 10, quantised, ["gemv-1", "gemv-8", "tiled"]),
-        (&features[..3], 99 << 10, split, ["sm80-few"; 3]),
-        (&features[..2], 64 << 10, split, ["few"; 3]),
+        (&features[..3], 99 << 10, split, ["sm80-few", "sm80-few", "sm80-many"]),
+        (&features[..2], 64 << 10, split, ["few", "few", "many"]),
         (&features[..1], 64 << 10, norm, ["few", "few", ""]),
     ] {
         let caps = gpu(KernelLanguage::CudaC, 1024, local_bytes);
         let caps = Caps { features: features.iter().copied().collect(), ..caps };
         for (rows, name) in [1, 8, 32].into_iter().zip(names) {
-            let Some(found) = select(kernel, &caps, rows) else {
-                assert!(rows > MAX_ROWS, "{kernel} × {rows}");
-                continue;
-            };
+            let found = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
             let wanted = if name.is_empty() { String::from("cuda") } else { format!("cuda-{name}") };
             assert_eq!(found.name, wanted, "{kernel} × {rows}");
         }
@@ -345,13 +336,11 @@ fn wgsl_row_and_cache_kernels_use_device_features() {
 }
 
 #[test]
-fn attention_is_not_split_on_cpus_or_for_many_rows() {
-    let kernel = Kernel::AttentionPartial(KvType::F16);
-    assert!(preferred(kernel, &caps(&[]), 1).is_none());
-    assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
-    let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
-    // The memory estimate of scratch covers up to `MAX_ROWS` rows.
-    assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
+fn attention_is_not_split_on_cpus() {
+    for rows in [1, 512] {
+        assert!(preferred(Kernel::AttentionPartial(KvType::F16), &caps(&[]), rows).is_none());
+        assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), rows).is_some());
+    }
 }
 
 #[test]

@@ -102,7 +102,6 @@ fn tiled_blocks(bytes: [u32; 2]) -> Arc<str> {
 
 fn partial_functions() -> [Function; 5] {
     let partial = |kv_type| Function {
-        max_rows: partial::MAX_ROWS,
         local_bytes: 12 << 10,
         ..function(Kernel::AttentionPartial(kv_type), partial::grid, "attention_partial", ITEMS)
     };
@@ -144,8 +143,8 @@ fn append_attention_functions() -> [Function; 2] {
 /// writable, and adds the constants of RoPE to those of split attention.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
-    let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n    magnitude: f32,\n";
-    let partial = PARTIAL.replace("    splits: u32,\n", more);
+    let more = "    word: u32,\n    rope_dims: u32,\n    pairing: u32,\n    magnitude: f32,\n";
+    let partial = PARTIAL.replace("    word: u32,\n", more);
     let append = include_str!("../attention/append.wgsl");
     let parts = [&[TABLES, TURN, &cache], store, &[ATTENTION, append, &partial]];
     program(ITEMS, &parts.concat())

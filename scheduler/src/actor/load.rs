@@ -24,6 +24,7 @@ use std::sync::atomic::AtomicBool;
 struct StageLoader<'a> {
     label: &'a str,
     slots: u32,
+    decode_rows: u32,
     verified: bool,
     uploads: &'a Arc<Timeline>,
     run: &'a RunAddress,
@@ -153,6 +154,11 @@ impl StageLoader<'_> {
         // All devices import slots before they wait for an answer, so no two wait for each other.
         let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]);
         edges.flatten().try_for_each(|edge| edge.settle(device))?;
+        for stage in stages.iter_mut().filter(|stage| !stage.is_prefill) {
+            let number = stage.stage;
+            let failed = |cause| stage_error(number, self.label, cause);
+            stage.memory.record_decoding(device, self.decode_rows, failed)?;
+        }
         Ok(stages)
     }
 }
@@ -168,7 +174,8 @@ impl Actor {
         abort: &AtomicBool,
         progress: &(dyn Fn(u32, u64) + Sync),
     ) -> Result<Self> {
-        let ActorSpec { label, device, stages, slots, mailbox, address, run, sink, copies, verified } = spec;
+        let ActorSpec { label, device, stages, slots, decode_rows, mailbox, address, run, .. } = spec;
+        let ActorSpec { sink, copies, verified, .. } = spec;
         let mut device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         report_failures(&own, &address);
@@ -179,7 +186,17 @@ impl Actor {
         let needed_bytes = SharedBuffers::needed_bytes(&streamed, slots);
         let uploads = &own[QueueKind::Upload.index()];
         let label = label.as_str();
-        let loader = StageLoader { label, slots, verified, uploads, run: &run, sink: &sink, abort, progress };
+        let loader = StageLoader {
+            label,
+            slots,
+            decode_rows,
+            verified,
+            uploads,
+            run: &run,
+            sink: &sink,
+            abort,
+            progress,
+        };
         let loaded = loader.load_all(stages, &mut device, &mut points);
         let held_bytes = device.pool_stats().in_use_bytes;
         let stages = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;

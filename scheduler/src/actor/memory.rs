@@ -6,11 +6,13 @@ use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::execution::READ_PLACES;
-use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer};
+use ragtag_graph::{CompiledStage, RowKind, Slice, StageBuffer};
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use ragtag_kernels::params::{DECODE_ROWS, USED_WORDS};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -254,20 +256,13 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<ProgramId> {
-        let (rows, logit_rows, sequences) = (batch.rows(), batch.logit_rows(), batch.items.len());
-        let holds = |p: &Program| {
-            p.params.rows >= rows
-                && p.params.logit_rows >= logit_rows
-                && p.params.sequences as usize >= sequences
-        };
-        let index = self.compiled.programs.iter().position(holds);
+        let (rows, sequences) = ([batch.rows(), batch.logit_rows()], batch.items.len() as u32);
+        let index = self.compiled.program_for(rows, sequences, batch.decode_rows());
         let index = index.ok_or_else(|| Error::protocol(format!("no program holds {}", batch.id)))?;
         if part == 0 {
             self.write_params(slot, index, batch, &failed)?;
         }
-        let parts = self.streaming.parts.len();
-        let id = (index * parts + part) as u32 * self.slots.len() as u32 + slot;
-        let id = ProgramId(self.first_program.0 + id);
+        let id = self.program_id(index, part, slot);
         if !self.recorded.contains(&id) {
             let commands = self.commands(index, part, slot)?;
             let recorded = match device.record(id, commands.clone()) {
@@ -282,7 +277,39 @@ impl StageBuffers {
         Ok(id)
     }
 
-    /// Writes a micro-batch's parameter blocks for `slot` and the program at `index`.
+    /// Records the programs of micro-batches with at most `rows` decode rows and no others, so that the first
+    /// request of each size does not wait for this. If the device runs out of memory, the other programs are
+    /// recorded when they are needed.
+    pub(crate) fn record_decoding(
+        &mut self,
+        device: &mut dyn Device,
+        rows: u32,
+        failed: impl Fn(ragtag_hal::Error) -> Error,
+    ) -> Result<()> {
+        let sizes: BTreeSet<_> =
+            (1..=rows).filter_map(|rows| self.compiled.program_for([rows, rows], rows, rows)).collect();
+        let parts = self.streaming.parts.len();
+        let programs = sizes.iter().flat_map(|size| (0..parts).map(move |part| (*size, part)));
+        for (index, part) in programs {
+            for slot in 0..self.slots.len() as u32 {
+                let id = self.program_id(index, part, slot);
+                match device.record(id, self.commands(index, part, slot)?) {
+                    Err(error) if error.is_out_of_memory() => return Ok(()),
+                    other => other.map_err(&failed)?,
+                }
+                self.recorded.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn program_id(&self, index: usize, part: usize, slot: u32) -> ProgramId {
+        let of_slot = (index * self.streaming.parts.len() + part) as u32 * self.slots.len() as u32;
+        ProgramId(self.first_program.0 + of_slot + slot)
+    }
+
+    /// Writes a micro-batch's parameter blocks for `slot` and the program at `index`, up to the last used word of
+    /// each.
     fn write_params(
         &mut self,
         slot: u32,
@@ -290,15 +317,19 @@ impl StageBuffers {
         batch: &MicroBatch,
         failed: &impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let shape = self.compiled.programs[index].params;
-        let bytes = self.compiled.params_bytes(&self.compiled.programs[index]);
+        let program = &self.compiled.programs[index];
+        let (shape, bytes) = (program.params, self.compiled.params_bytes(program));
+        let decode_rows = if program.kind == RowKind::Mixed { batch.decode_rows() } else { 0 };
         let words = &mut self.words[..bytes as usize / 4];
-        let (first, ring) = words.split_at_mut(shape.words());
         let failure = |e| Error::protocol(format!("{}: {e}", batch.id));
-        write_params(batch, &shape, false, first).map_err(failure)?;
+        let block = |words: &mut [u32], at: usize, in_ring| {
+            let used = write_params(batch, &shape, in_ring, &mut words[at..]).map_err(failure)?;
+            words[at + DECODE_ROWS as usize] = decode_rows;
+            Ok::<_, Error>(at..at + used)
+        };
+        let mut used = vec![block(words, 0, false)?];
         if self.compiled.kv_ring.is_some() {
-            let gap = shape.kv_ring_offset() as usize / 4 - shape.words();
-            write_params(batch, &shape, true, &mut ring[gap..]).map_err(failure)?;
+            used.push(block(words, shape.kv_ring_offset() as usize / 4, true)?);
         }
         if let Some(rope) = &self.compiled.rope_lengths {
             let at = shape.frequencies_offset(self.compiled.kv_ring.is_some()) as usize / 4;
@@ -308,13 +339,17 @@ impl StageBuffers {
                     *word = frequency.to_bits();
                 }
             }
+            used.push(at..at + batch.items.len() * rope.pairs() as usize);
         }
         let start = u64::from(slot) * self.params_stride;
         let range = start as usize..(start + bytes) as usize;
         // The slot's last program has completed, so no device reads these bytes.
         let mut lease = self.params.write(range).map_err(failed)?;
-        for (bytes, word) in lease.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *bytes = word.to_ne_bytes();
+        let places = lease.as_chunks_mut::<4>().0;
+        for range in used {
+            for (place, word) in places[range.clone()].iter_mut().zip(&words[range]) {
+                *place = word.to_ne_bytes();
+            }
         }
         Ok(())
     }
@@ -329,14 +364,28 @@ impl StageBuffers {
         self.recorded.len() < before
     }
 
-    /// Returns the commands of a part of the program at `index`: on the first part the upload of the
-    /// parameter block, then the steps of the part.
+    /// Returns the commands that upload the parameters of a program in `slot`.
+    fn uploads(&self, program: &Program, slot: u32) -> impl Iterator<Item = Command> {
+        let (region, buffer) = (self.params_region, self.slots[slot as usize].params);
+        let (shape, start) = (program.params, u64::from(slot) * self.params_stride);
+        let ring = self.compiled.kv_ring.map(|_| shape.kv_ring_offset());
+        let blocks = iter::once(0).chain(ring).map(move |at| {
+            let to = BufferRange { buffer, offset: at, bytes: shape.bytes() };
+            Command::UploadUsed { region, offset: start + at, to, used: USED_WORDS }
+        });
+        let frequencies = self.compiled.rope_lengths.as_ref().map(|rope| {
+            let offset = shape.frequencies_offset(ring.is_some());
+            let to = BufferRange { buffer, offset, bytes: shape.frequencies_bytes(rope.pairs()) };
+            Command::Upload { region, offset: start + offset, to }
+        });
+        blocks.chain(frequencies)
+    }
+
+    /// Returns the commands of a part of the program at `index`: on the first part the uploads of the
+    /// parameters, then the steps of the part.
     fn commands(&self, index: usize, part: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
-        let bytes = self.compiled.params_bytes(program);
-        let to = BufferRange { buffer: self.slots[slot as usize].params, offset: 0, bytes };
-        let (region, offset) = (self.params_region, u64::from(slot) * self.params_stride);
-        let upload = Command::Upload { region, offset, to };
+        let uploads = (part == 0).then(|| self.uploads(program, slot)).into_iter().flatten();
         let segments = &self.streaming.parts[part].segments;
         let steps = program.steps.iter().filter(|step| segments.contains(&step.segment)).map(|step| {
             let bindings =
@@ -349,7 +398,7 @@ impl StageBuffers {
                 grid: step.grid,
             }))
         });
-        (part == 0).then_some(Ok(upload)).into_iter().chain(steps).collect()
+        uploads.map(Ok).chain(steps).collect()
     }
 
     fn binding(&self, slice: &Slice, slot: u32) -> Result<Binding> {

@@ -97,6 +97,8 @@ pub(crate) struct ActorSpec {
     /// Stages of the device in pipeline order. There is at least one.
     pub(crate) stages: Vec<ActorStage>,
     pub(crate) slots: u32,
+    /// Maximum number of decode rows in a micro-batch without other rows.
+    pub(crate) decode_rows: u32,
     pub(crate) mailbox: Mailbox<DeviceMessage, DeviceUrgent>,
     pub(crate) address: DeviceAddress,
     pub(crate) run: RunAddress,

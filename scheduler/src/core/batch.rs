@@ -1,6 +1,6 @@
 //! Micro-batches, and the parameter blocks that kernels read for them.
 
-use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES};
+use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
@@ -118,6 +118,11 @@ impl MicroBatch {
         self.items.iter().map(Item::logit_rows).sum()
     }
 
+    /// Returns the number of first rows that are single rows of their sequences.
+    pub fn decode_rows(&self) -> u32 {
+        self.items.iter().take_while(|item| item.tokens.len() == 1).count() as u32
+    }
+
     /// Returns whether every row is a decode step.
     pub fn decodes_only(&self) -> bool {
         self.items.iter().all(|i| i.tokens.len() == 1 && i.first_position > 0)
@@ -139,7 +144,7 @@ pub struct ParamsTooSmall {
 /// Writes a parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. If `in_ring` is
 /// set, the block tables list the blocks of KV rings, which repeat. `words` must have at least
 /// [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no kernel
-/// reads them.
+/// reads them. Returns the number of words in use.
 ///
 /// # Errors
 /// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is too short. The contents of `words`
@@ -149,7 +154,7 @@ pub fn write_params(
     shape: &ParamsShape,
     in_ring: bool,
     words: &mut [u32],
-) -> Result<(), ParamsTooSmall> {
+) -> Result<usize, ParamsTooSmall> {
     let fits = |what, wanted: usize, capacity: usize| {
         if wanted <= capacity { Ok(()) } else { Err(ParamsTooSmall { what, wanted, capacity }) }
     };
@@ -161,16 +166,16 @@ pub fn write_params(
     words[..HEADER_WORDS].fill(0);
     words[ROWS as usize] = rows as u32;
     words[LOGIT_ROWS as usize] = logit_rows as u32;
-    words[SEQUENCES as usize] = batch.items.len() as u32;
 
-    let table_blocks = shape.table_blocks as usize;
-    let (mut row, mut logit) = (0, shape.logit_rows());
+    let (mut row, mut logit, mut end) = (0, shape.logit_rows(), shape.tables());
     for (index, item) in batch.items.iter().enumerate() {
         // A sequence may own more blocks than its positions fill. The table holds only the blocks that
         // kernels look up.
         let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
-        fits("cache blocks", used, table_blocks)?;
-        let table = &mut words[shape.tables() + index * table_blocks..][..used];
+        fits("cache blocks", used, shape.table_blocks as usize)?;
+        let start = end;
+        end += used;
+        let table = &mut words[start..end];
         for (at, entry) in table.iter_mut().enumerate() {
             let held = if in_ring { item.ring.len() } else { item.blocks.len() };
             let missing = ParamsTooSmall { what: "cache blocks", wanted: used, capacity: held };
@@ -180,6 +185,7 @@ pub fn write_params(
             words[shape.tokens() + row] = token;
             words[shape.positions() + row] = item.first_position + i as u32;
             words[shape.row_sequences() + row] = index as u32;
+            words[shape.table_starts() + row] = (start - shape.tables()) as u32;
             let wanted = match item.logits {
                 LogitRows::None => false,
                 LogitRows::Last => i + 1 == item.tokens.len(),
@@ -192,7 +198,8 @@ pub fn write_params(
             row += 1;
         }
     }
-    Ok(())
+    words[USED_WORDS as usize] = end as u32;
+    Ok(end)
 }
 
 #[cfg(test)]
@@ -226,21 +233,23 @@ mod tests {
         assert_eq!((batch.rows(), batch.logit_rows()), (5, 3));
         let shape = ParamsShape { rows: 6, logit_rows: 4, sequences: 3, table_blocks: 3 };
         let mut words = vec![u32::MAX; shape.words()];
-        write_params(&batch, &shape, false, &mut words).unwrap();
+        let used = write_params(&batch, &shape, false, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
-        assert_eq!(list(0, 4), [5, 3, 3, 0]);
+        assert_eq!(list(0, 4), [5, 3, 0, used as u32]);
         assert_eq!(list(shape.tokens(), 6), [70, 71, 80, 90, 91, u32::MAX]);
         assert_eq!(list(shape.positions(), 5), [15, 16, 0, 3, 4]);
         assert_eq!(list(shape.row_sequences(), 5), [0, 0, 1, 2, 2]);
         assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
         // Position 16 is in the second block. The sequence owns the third block but has not reached it.
-        assert_eq!(list(shape.tables(), 9), [4, 9, u32::MAX, 5, u32::MAX, u32::MAX, 6, u32::MAX, u32::MAX]);
+        assert_eq!(list(shape.table_starts(), 6), [0, 0, 2, 3, 3, u32::MAX]);
+        assert_eq!(list(shape.tables(), 9)[..5], [4, 9, 5, 6, u32::MAX]);
+        assert_eq!(used, shape.tables() + 4);
         let word = u32::MAX;
         let mut words = vec![word; shape.words()];
         write_params(&batch, &shape, true, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
-        assert_eq!(list(0, 4), [5, 3, 3, 0]);
-        assert_eq!(list(shape.tables(), 9), [11, 12, word, 11, word, word, 11, word, word]);
+        assert_eq!(list(0, 4), [5, 3, 0, used as u32]);
+        assert_eq!(list(shape.tables(), 9)[..5], [11, 12, 11, 11, word]);
     }
 
     #[test]
@@ -266,7 +275,10 @@ mod tests {
         let chunk = item(2, 4, &[7, 8], &[1], LogitRows::Last);
         assert!(decodes_only(&[decode.clone(), item(3, 1, &[7], &[2], LogitRows::Last)]));
         assert!(!decodes_only(&[decode.clone(), first]));
-        assert!(!decodes_only(&[decode, chunk]));
+        assert!(!decodes_only(&[decode.clone(), chunk.clone()]));
+        let mixed = |items: &[Item]| MicroBatch { id: MicroBatchId(1), credit: 0, items: items.to_vec() };
+        assert_eq!(mixed(&[decode.clone(), decode.clone(), chunk.clone()]).decode_rows(), 2);
+        assert_eq!(mixed(&[chunk, decode]).decode_rows(), 0);
     }
 
     #[test]

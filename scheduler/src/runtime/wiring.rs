@@ -60,7 +60,9 @@ pub(super) fn connect(
     let (ends, watch) = (wiring.ends(&devices), wiring.watch(&devices, all));
     let named = wiring.places.iter().map(|place| (devices[place.device].id(), wiring.label(place))).collect();
     let actors = devices.into_iter().zip(mailboxes).enumerate();
-    let mut actors: Vec<_> = actors.map(|(index, owned)| wiring.actor(index, owned, run, sink)).collect();
+    let decode_rows = layout.run.max_sequences.div_ceil(options.decode_groups.max(1));
+    let actor = |(index, owned)| wiring.actor(index, owned, decode_rows, run, sink);
+    let mut actors: Vec<_> = actors.map(actor).collect();
     let stages = stages.into_iter().chain(prefill).zip(shared_weights).zip(wiring.edges()?);
     for (index, ((spec, shared_weights), [previous, next])) in stages.enumerate() {
         let place = &wiring.places[index];
@@ -237,6 +239,7 @@ impl<'a> Wiring<'a> {
         &self,
         index: usize,
         (device, mailbox): (Box<dyn Device>, DeviceMailbox),
+        decode_rows: u32,
         run: &RunAddress,
         sink: &TraceSink,
     ) -> ActorSpec {
@@ -246,6 +249,7 @@ impl<'a> Wiring<'a> {
             device,
             stages: Vec::new(),
             slots: self.options.slots,
+            decode_rows,
             mailbox,
             address,
             run: run.clone(),

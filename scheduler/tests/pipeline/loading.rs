@@ -133,3 +133,16 @@ fn weights_of_many_chunks_load_completely() {
     let prompt = prompt(5, 1);
     assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
 }
+
+#[test]
+fn programs_of_decode_steps_are_recorded_at_start() {
+    let (specs, recorded) = support::null::counting_pipeline(&[1, 2, 4, 8, 16]);
+    let mut options = PipelineOptions::new(1, 4096, 2048, 16);
+    (options.slots, options.decode_groups, options.credits) = (2, 2, 3);
+    let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
+    let count = || recorded.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(count(), 2 * 3, "a group has at most three of the five sequences");
+    let requests = [1, 2, 3].map(|_| submit(&pipeline, &[0], Job::generate(9, support::null::Zero)));
+    requests.iter().for_each(|(_, replies)| assert_eq!(finished(&all(replies)).new_tokens, 9));
+    assert_eq!(count(), 2 * 3, "the first requests record no program");
+}

@@ -1,7 +1,7 @@
 //! The synthetic model: its stages, weights, kernels and expected output.
 
 use ragtag_graph::{
-    CompiledStage, Program, ProgramStep, Slice, StageBuffer, StageResult, WeightBuffer, WeightChunk,
+    CompiledStage, Program, ProgramStep, RowKind, Slice, StageBuffer, StageResult, WeightBuffer, WeightChunk,
     WeightContent,
 };
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
@@ -132,7 +132,7 @@ impl Model {
             let constants = vec![params.rows, params.logit_rows, params.sequences, params.table_blocks];
             ProgramStep { segment, entry, slices, constants, grid: [1, 1, 1] }
         });
-        Program { params, steps: steps.collect() }
+        Program { params, kind: RowKind::Any, steps: steps.collect() }
     }
 
     /// Returns the weight source of a stage that consists of `segments`.
@@ -246,8 +246,7 @@ unsafe fn layer(call: &HostCall<'_>, _: Range<u32>) {
     let (shape, weight) = (shape(call), digest(weight.iter().copied(), weight.len() as u64));
     for (at, row) in activation.chunks_exact_mut(ROW).take(params[ROWS as usize] as usize).enumerate() {
         let position = params[shape.positions() + at] as usize;
-        let sequence = params[shape.row_sequences() + at] as usize;
-        let table = &params[shape.tables() + sequence * shape.table_blocks as usize..];
+        let table = &params[shape.tables() + params[shape.table_starts() + at] as usize..];
         let place = |p: usize| table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
         kv[place(position)] = mix(row[0], weight);
         row[0] = (0..=position).fold(0, |chain, p| mix(chain, kv[place(p)]));

@@ -3,13 +3,14 @@
 
 #![allow(missing_docs)]
 
-use ragtag_graph::{CompiledStage, Program, StageResult, WeightBuffer, WeightChunk};
+use ragtag_graph::{CompiledStage, Program, RowKind, StageResult, WeightBuffer, WeightChunk};
 use ragtag_hal::*;
 use ragtag_kernels::params::ParamsShape;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{PipelineSpec, StageSpec, WeightSource};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 /// A device whose submissions complete at once without any work.
@@ -19,6 +20,7 @@ pub struct NullDevice {
     timelines: [Arc<Timeline>; 3],
     imported: Vec<Arc<Timeline>>,
     hang: Option<Hang>,
+    recorded: Arc<AtomicU32>,
 }
 
 /// A driver that hangs.
@@ -32,7 +34,7 @@ pub struct Hang {
 }
 
 impl NullDevice {
-    fn open(id: u16, hang: Option<Hang>) -> Box<dyn Device> {
+    fn open(id: u16, hang: Option<Hang>, recorded: &Arc<AtomicU32>) -> Box<dyn Device> {
         let id = DeviceId(id);
         let adapter = Adapter {
             backend: "null".into(),
@@ -50,7 +52,8 @@ impl NullDevice {
             },
         };
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        Box::new(Checked::new(Box::new(Self { id, adapter, timelines, imported: Vec::new(), hang })))
+        let (imported, recorded) = (Vec::new(), Arc::clone(recorded));
+        Box::new(Checked::new(Box::new(Self { id, adapter, timelines, imported, hang, recorded })))
     }
 }
 
@@ -125,6 +128,7 @@ impl Device for NullDevice {
     }
 
     fn record(&mut self, _: ProgramId, _: Vec<Command>) -> Result<()> {
+        self.recorded.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -189,8 +193,8 @@ pub fn pipeline(hosts: &[usize]) -> PipelineSpec {
 
 /// Like [`pipeline`], with micro-batches of at most `rows` rows.
 pub fn wide_pipeline(hosts: &[usize], rows: u32) -> PipelineSpec {
-    let devices =
-        (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16, None));
+    let devices = (0..=*hosts.iter().max().expect("a stage"))
+        .map(|index| NullDevice::open(index as u16, None, &Arc::default()));
     let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device, rows));
     PipelineSpec { devices: devices.collect(), stages: stages.collect(), prefill: None }
 }
@@ -199,8 +203,19 @@ pub fn wide_pipeline(hosts: &[usize], rows: u32) -> PipelineSpec {
 #[allow(dead_code, reason = "benchmarks inject no faults")]
 pub fn hanging_pipeline(hang: Hang) -> PipelineSpec {
     let mut specs = pipeline(&[0, 1]);
-    specs.devices[1] = NullDevice::open(1, Some(hang));
+    specs.devices[1] = NullDevice::open(1, Some(hang), &Arc::default());
     specs
+}
+
+/// Returns a pipeline of one stage for five sequences, and the number of programs that its device has recorded.
+#[allow(dead_code, reason = "benchmarks count no programs")]
+pub fn counting_pipeline(buckets: &[u32]) -> (PipelineSpec, Arc<AtomicU32>) {
+    let (mut specs, recorded) = (pipeline(&[0]), Arc::default());
+    specs.devices[0] = NullDevice::open(0, None, &recorded);
+    let params = |&rows| ParamsShape { rows, logit_rows: rows, sequences: rows.min(5), table_blocks: 256 };
+    let program = |rows| Program { params: params(rows), kind: RowKind::Any, steps: Vec::new() };
+    specs.stages[0].compiled.programs = buckets.iter().map(program).collect();
+    (specs, recorded)
 }
 
 fn stage(index: usize, stages: usize, device: usize, rows: u32) -> StageSpec {
@@ -233,7 +248,7 @@ fn stage(index: usize, stages: usize, device: usize, rows: u32) -> StageSpec {
                 true => StageResult::Logits { vocabulary: 256 },
                 false => StageResult::Nothing,
             },
-            programs: vec![Program { params, steps: Vec::new() }],
+            programs: vec![Program { params, kind: RowKind::Any, steps: Vec::new() }],
         },
         weights: Box::new(NoWeights),
     }

@@ -13,19 +13,24 @@ use std::sync::{Arc, OnceLock};
 /// The kernel, as PTX that ends with a zero byte.
 const CODE: &str = concat!(include_str!("upload.ptx"), "\0");
 
-/// Size of the longest copy, in bytes. The parameters of a program take tens of KiB.
+/// Size of the longest copy of a whole range, in bytes.
 const LONGEST_BYTES: usize = 256 << 10;
 
-/// Number of work items in a group. Each copies one word.
+/// Number of work items in a group. Each copies one word at a time.
 const GROUP: u32 = 128;
+
+/// Maximum number of groups of a copy of used words. Its items read their first word before they know the number
+/// of used words, 64 KiB in all.
+const MAX_GROUPS: u32 = 128;
 
 /// The kernel on a device. It is loaded at its first use.
 #[derive(Default)]
 pub(crate) struct Uploads(OnceLock<Option<Function>>);
 
 impl Uploads {
-    /// Enqueues a copy. Returns false if the copy engine has to copy, because the host memory is not pinned, the
-    /// block is too long or not aligned, or the kernel cannot be loaded.
+    /// Enqueues a copy. If `used` is set, the word at this index holds the number of words to copy. Returns false
+    /// if the copy engine has to copy, because the host memory is not pinned, the block is too long or not
+    /// aligned, or the kernel cannot be loaded.
     ///
     /// # Safety
     /// Both ranges are valid until the copy has ended. No concurrent access conflicts with the copy.
@@ -37,9 +42,11 @@ impl Uploads {
         context: &Arc<Context>,
         stream: &Stream,
         (from, to, bytes): (*const u8, u64, usize),
+        used: Option<u32>,
     ) -> Result<bool> {
         let is_aligned = [from as usize, to as usize, bytes].into_iter().all(|value| value.is_multiple_of(4));
-        if !is_aligned || !(4..=LONGEST_BYTES).contains(&bytes) {
+        let longest = if used.is_some() { u32::MAX as usize } else { LONGEST_BYTES };
+        if !is_aligned || !(4..=longest).contains(&bytes) {
             return Ok(false);
         }
         let load =
@@ -51,8 +58,9 @@ impl Uploads {
             return Ok(false);
         }
         let words = bytes as u32 / 4;
+        let most = if used.is_some() { MAX_GROUPS } else { u32::MAX };
         let config = CUlaunchConfig {
-            gridDimX: words.div_ceil(GROUP),
+            gridDimX: words.div_ceil(GROUP).min(most),
             gridDimY: 1,
             gridDimZ: 1,
             blockDimX: GROUP,
@@ -63,7 +71,7 @@ impl Uploads {
             attrs: null_mut(),
             numAttrs: 0,
         };
-        let arguments = Arguments::new([to, pinned], &[words]);
+        let arguments = Arguments::new([to, pinned], &[words, used.unwrap_or(u32::MAX)]);
         let mut pointers = arguments.pointers();
         // SAFETY: the kernel has these parameters and accesses only the two ranges.
         unsafe {

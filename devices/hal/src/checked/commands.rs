@@ -75,7 +75,9 @@ fn visit(command: &Command, mut name: impl FnMut(Name)) {
             name(Name::Buffer(to.buffer));
         }
         Command::Fill { to, .. } => name(Name::Buffer(to.buffer)),
-        Command::Upload { region, to: range, .. } | Command::Download { from: range, region, .. } => {
+        Command::Upload { region, to: range, .. }
+        | Command::UploadUsed { region, to: range, .. }
+        | Command::Download { from: range, region, .. } => {
             name(Name::Region(*region));
             name(Name::Buffer(range.buffer));
         }
@@ -155,6 +157,7 @@ impl Resources {
             Command::Copy { .. } => ("copy", queue),
             Command::Fill { .. } => ("fill", QueueKind::Compute),
             Command::Upload { .. } => ("upload", QueueKind::Upload),
+            Command::UploadUsed { .. } => ("upload of used words", QueueKind::Compute),
             Command::Download { .. } => ("download", QueueKind::Download),
         };
         if queue != QueueKind::Compute && queue != home {
@@ -164,7 +167,11 @@ impl Resources {
             Command::Dispatch(dispatch) => self.check_dispatch(dispatch),
             Command::Copy { from, to } => self.check_copy(from, to),
             Command::Fill { to, .. } => self.check_fill(to),
+            Command::UploadUsed { to, used, .. } if u64::from(*used) >= to.bytes / 4 => {
+                Err(format!("word {used} of an upload of {} bytes", to.bytes))
+            }
             Command::Upload { region, offset, to: range }
+            | Command::UploadUsed { region, offset, to: range, .. }
             | Command::Download { from: range, region, offset } => {
                 self.check_range(range)?;
                 self.check_alignment(range)?;

@@ -247,6 +247,10 @@ fn upload(offset: u64, to: BufferRange) -> Command {
     Command::Upload { region: RegionId(0), offset, to }
 }
 
+fn upload_used(offset: u64, to: BufferRange, used: u32) -> Command {
+    Command::UploadUsed { region: RegionId(0), offset, to, used }
+}
+
 fn download(from: BufferRange, offset: u64) -> Command {
     Command::Download { from, region: RegionId(0), offset }
 }
@@ -420,6 +424,8 @@ fn ranges_lie_inside_what_they_name() {
         (download(range(0, 0, 8), 505), ["region 0", "512"]),
         (download(range(0, 1020, 8), 0), ["buffer 0", "1020"]),
         (Command::Upload { region: RegionId(3), offset: 0, to: range(0, 0, 8) }, ["region 3", "registered"]),
+        (upload_used(505, range(0, 0, 8), 1), ["region 0", "512"]),
+        (upload_used(0, range(0, 0, 8), 2), ["word 2", "8 bytes"]),
     ] {
         let result = b.run(compute, command);
         b.refused(result, &words);

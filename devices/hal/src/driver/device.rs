@@ -163,7 +163,11 @@ impl<D: Driver> DriverDevice<D> {
             Command::Fill { to, word } => Step::Fill { to: self.span(&to)?, word },
             Command::Upload { region, offset, to } => {
                 let to = self.span(&to)?;
-                Step::Upload { from: self.host_span(region, offset, to.bytes())?, to }
+                Step::Upload { from: self.host_span(region, offset, to.bytes())?, to, used: None }
+            }
+            Command::UploadUsed { region, offset, to, used } => {
+                let to = self.span(&to)?;
+                Step::Upload { from: self.host_span(region, offset, to.bytes())?, to, used: Some(used) }
             }
             Command::Download { from, region, offset } => {
                 let from = self.span(&from)?;

@@ -112,6 +112,16 @@ impl<R> HostSpan<R> {
         Self { registered: Arc::clone(&self.registered), range: start..start + bytes }
     }
 
+    /// Returns the number of bytes to copy. If `used` is set, the word at this index holds the number of words
+    /// to copy, at most those of the span.
+    pub fn used_bytes(&self, used: Option<u32>) -> u64 {
+        let at = |word: u32| self.range.start + word as usize * 4;
+        let word = used.and_then(|word| self.registered.region.read(at(word)..at(word) + 4).ok());
+        let words = word.and_then(|bytes| Some(u32::from_ne_bytes(*bytes.first_chunk()?)));
+        let most = self.range.len() as u64;
+        words.map_or(most, |words| (u64::from(words) * 4).clamp(most.min(4), most))
+    }
+
     fn claim(&self, writes: bool) -> Claim {
         Claim { region: Arc::clone(&self.registered.region), range: self.range.clone(), writes }
     }
@@ -163,6 +173,9 @@ pub enum Step<D: Driver> {
         from: HostSpan<D::Region>,
         /// Destination.
         to: Span<D::Buffer>,
+        /// Index of the word of the source that holds the number of used words, if the copy may end after
+        /// these.
+        used: Option<u32>,
     },
     /// A copy into a host region.
     Download {
@@ -192,9 +205,9 @@ impl<D: Driver> Step<D> {
     /// other steps.
     fn host_copy(&self) -> Option<(*const u8, *mut u8, usize)> {
         match self {
-            Step::Upload { from, to } => {
+            Step::Upload { from, to, used } => {
                 let pointer = to.buffer.writable()?.wrapping_add(to.offset as usize);
-                Some((from.pointer(), pointer, from.range.len()))
+                Some((from.pointer(), pointer, from.used_bytes(*used) as usize))
             }
             Step::Download { from, to } => {
                 let pointer = from.buffer.readable()?.wrapping_add(from.offset as usize);

@@ -403,7 +403,14 @@ impl Driver for Fake {
         Ok(if from <= to { ms(to - from) } else { -ms(from - to) })
     }
 
-    unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+    unsafe fn upload(
+        &self,
+        stream: &Stream,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+        _: Option<u32>,
+    ) -> Result<()> {
         self.call("upload")?;
         self.enqueue(stream, Op::Copy { from: from as u64, to, bytes });
         Ok(())
