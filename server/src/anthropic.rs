@@ -32,6 +32,7 @@ pub(crate) struct MessagesRequest {
     tool_choice: Option<ToolChoice>,
     /// Only the types `disabled` and `adaptive`.
     thinking: Option<Thinking>,
+    output_config: Option<OutputConfig>,
     #[serde(flatten)]
     #[schema(ignore)]
     rest: Rest,
@@ -101,6 +102,16 @@ pub(crate) struct ToolChoice {
 pub(crate) struct Thinking {
     #[serde(rename = "type")]
     kind: String,
+}
+
+/// Settings of the answer.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct OutputConfig {
+    /// Effort of the reasoning, for templates that know it.
+    effort: Option<String>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    rest: Rest,
 }
 
 impl Blocks {
@@ -181,6 +192,10 @@ impl MessagesRequest {
             _ => {}
         }
         let mut chat = Chat { messages, ..Chat::default() };
+        if let Some(output) = self.output_config {
+            job::check_rest(&output.rest, &[])?;
+            chat.effort = job::effort("output_config.effort", output.effort)?;
+        }
         match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
             None | Some("adaptive") => {}
             Some("disabled") => chat.effort = Some("none".into()),

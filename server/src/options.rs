@@ -45,7 +45,7 @@ impl Default for Options {
             body_bytes: 16 << 20,
             bodies_bytes: 256 << 20,
             connections: 4096,
-            connections_per_address: 1024,
+            connections_per_address: 512,
             patience: Duration::from_secs(60),
             deadline: Duration::from_secs(3600),
             drain: Duration::from_secs(30),

@@ -65,9 +65,11 @@ pub(crate) struct ToolParser {
     held: String,
     /// Whether text other than white space has been passed on.
     has_text: bool,
-    /// Text to restore if no call follows it.
-    opened: &'static str,
+    /// Text since the last call, which is restored if no call follows it.
+    opened: String,
     calls: usize,
+    /// Whether white space is left out, because a call has ended.
+    is_after_call: bool,
     /// Whether nothing counts after the first call.
     takes_one: bool,
 }
@@ -88,8 +90,9 @@ impl ToolParser {
             state: State::Text,
             held: String::new(),
             has_text: false,
-            opened: "",
+            opened: String::new(),
             calls: 0,
+            is_after_call: false,
             takes_one,
         }
     }
@@ -109,11 +112,18 @@ impl ToolParser {
 
     /// Ends the answer.
     pub(crate) fn finish(mut self) -> Vec<Part> {
-        let is_sent = matches!(&self.state, State::Call(scan) if scan.is_announced);
-        let is_blank = self.held.trim().is_empty() && self.opened.is_empty();
+        let is_separator = |c: char| c.is_whitespace() || matches!(c, ',' | ';' | '[' | ']');
+        let is_done = match &self.state {
+            State::Text => self.is_after_call && self.held.trim().is_empty(),
+            State::Between => {
+                self.calls > 0 && self.opened.trim().is_empty() && self.held.chars().all(is_separator)
+            }
+            State::Call(scan) => scan.is_announced,
+        };
         let mut parts = Vec::new();
-        if !(self.is_full() || is_sent || is_blank && self.calls > 0) {
-            self.give_up(&mut parts);
+        if !is_done && !self.is_full() {
+            let text = self.opened.clone() + &self.held;
+            self.pass(&text, &mut parts);
         }
         parts
     }
@@ -128,7 +138,7 @@ impl ToolParser {
                 let Some(end) = scan.end else { return false };
                 if scan.is_announced || scan.announce_whole(&self.held, self.format, parts) {
                     self.calls += 1;
-                    self.opened = "";
+                    self.opened.clear();
                     self.held.drain(..end);
                     self.state = State::Between;
                 } else {
@@ -146,64 +156,77 @@ impl ToolParser {
             self.state = State::Between;
             return true;
         }
-        if let Some(at) = self.held.find(begin) {
-            let rest = self.held.split_off(at + begin.len());
-            let before = std::mem::replace(&mut self.held, rest);
-            self.pass(before[..at].trim_end(), parts);
-            (self.state, self.opened) = (State::Between, begin);
-            return true;
+        if self.is_after_call {
+            self.held = self.held.trim_start().to_owned();
+            self.is_after_call = self.held.is_empty();
         }
-        let certain = self.held.len() - overlap(&self.held, begin);
-        if self.has_text || !self.held[..certain].trim().is_empty() {
-            let rest = self.held.split_off(certain);
-            let text = std::mem::replace(&mut self.held, rest);
-            self.pass(&text, parts);
+        let begins = self.held.find(begin);
+        let certain = begins.unwrap_or(self.held.len() - overlap(&self.held, begin));
+        // White space before a call belongs to the call.
+        let rest = self.held.split_off(self.held[..certain].trim_end().len());
+        let text = std::mem::replace(&mut self.held, rest);
+        self.pass(&text, parts);
+        if begins.is_some() {
+            self.skip(certain - text.len() + begin.len());
+            self.state = State::Between;
         }
-        false
+        begins.is_some()
     }
 
     fn between(&mut self, parts: &mut Vec<Part>) -> bool {
         let begin = self.format.begin();
-        let rest = self.held.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ',' | ';'));
-        if let Some(after) = rest.strip_prefix(begin) {
-            (self.held, self.opened) = (after.to_owned(), begin);
-            return true;
-        }
-        if let Some(after) = rest.strip_prefix(END).filter(|_| self.format == Format::Tagged) {
-            (self.held, self.state) = (after.trim_start().to_owned(), State::Text);
-            return true;
-        }
         let is_listed = self.format == Format::Listed;
-        let open = if is_listed { rest.trim_start_matches(['[', ']', ',', ' ', '\n']) } else { rest };
-        if open.starts_with('{') {
-            (self.held, self.state) = (open.to_owned(), State::Call(Scan::default()));
+        let rest = self.held.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ',' | ';'));
+        let skipped = self.held.len() - rest.len();
+        if rest.starts_with(begin) {
+            self.skip(skipped + begin.len());
             return true;
         }
-        if is_listed && let Some(at) = open.find('{') {
+        if rest.starts_with(END) && self.format == Format::Tagged && self.opened.trim().is_empty() {
+            self.opened.clear();
+            (self.held, self.state) = (rest[END.len()..].to_owned(), State::Text);
+            self.is_after_call = true;
+            return true;
+        }
+        let open = if is_listed { rest.trim_start_matches(['[', ']', ',', ' ', '\n']) } else { rest };
+        let (skipped, length) = (self.held.len() - open.len(), open.len());
+        if open.starts_with('{') {
+            self.skip(skipped);
+            self.state = State::Call(Scan::default());
+            return true;
+        }
+        if is_listed
+            && self.opened.contains(begin)
+            && let Some(at) = open.find('{')
+        {
             let name = open[..at].split('[').next().unwrap_or_default().trim();
             if is_name(name) {
                 let scan = Scan { is_named: true, name: Some(name.to_owned()), ..Scan::default() };
-                (self.held, self.state) = (open[at..].to_owned(), State::Call(scan));
+                self.skip(skipped + at);
+                self.state = State::Call(scan);
                 return true;
             }
         }
         let may_be_name =
-            is_listed && !open.contains('{') && open.len() < MAX_NAME_BYTES && !self.opened.is_empty();
-        if rest.is_empty()
-            || open.is_empty()
-            || begin.starts_with(rest)
-            || END.starts_with(rest)
-            || may_be_name
-        {
+            is_listed && !open.contains('{') && length < MAX_NAME_BYTES && self.opened.contains(begin);
+        let may_end = self.format == Format::Tagged && END.starts_with(rest);
+        if open.is_empty() || begin.starts_with(rest) || may_end || may_be_name {
             return false;
         }
         self.give_up(parts);
         true
     }
 
-    /// Passes on the held text, because it is no call.
+    /// Skips the first `bytes` bytes of the held text, which belong to no call and perhaps not to the text.
+    fn skip(&mut self, bytes: usize) {
+        self.opened.extend(self.held.drain(..bytes));
+    }
+
+    /// Passes on the text since the last call, because it is no call. What follows its first character may be one.
     fn give_up(&mut self, parts: &mut Vec<Part>) {
-        let text = std::mem::take(&mut self.opened).to_owned() + &std::mem::take(&mut self.held);
+        let first = self.held.chars().next().map_or(0, char::len_utf8);
+        self.skip(first);
+        let text = std::mem::take(&mut self.opened);
         self.pass(&text, parts);
         self.state = State::Text;
     }
@@ -365,6 +388,7 @@ impl Scan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// Parses `text` in pieces of `bytes` characters. Returns the text, and the calls as `name(arguments)`.
     fn parse(format: Format, text: &str, characters: usize) -> (String, Vec<String>) {
@@ -453,6 +477,48 @@ mod tests {
             }
         }
     }
+
+    proptest! {
+        /// However the text arrives, the result is the same, and no text is lost without a call.
+        #[test]
+        fn pieces_do_not_matter(
+            format in prop::sample::select(vec![Format::Tagged, Format::Listed, Format::Bare]),
+            fragments in prop::collection::vec(prop::sample::select(FRAGMENTS.to_vec()), 0..12),
+            characters in 1..9_usize,
+        ) {
+            let text = fragments.concat();
+            let whole = parse(format, &text, text.len().max(1));
+            prop_assert_eq!(&parse(format, &text, characters), &whole);
+            if whole.1.is_empty() {
+                let solid = |text: &str| text.split_whitespace().collect::<String>();
+                prop_assert_eq!(solid(&whole.0), solid(&text));
+            }
+        }
+    }
+
+    /// Fragments of calls.
+    const FRAGMENTS: [&str; 20] = [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<|python_tag|>",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"name\"",
+        "\"f\"",
+        ": ",
+        ", ",
+        "\"arguments\"",
+        "\"parameters\"",
+        "{\"name\": \"g\", \"arguments\": {\"a\": \"}\"}}",
+        "\\\"",
+        "ü",
+        "\n",
+        "f",
+    ];
 
     #[test]
     fn templates_tell_their_format() {

@@ -98,7 +98,8 @@ def check_tools(client, model):
 
 def check_anthropic(client, model):
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
-    arguments = dict(model=model, messages=messages, **GREEDY)
+    greedy = {"max_tokens": 40, "extra_body": {"temperature": 0}}
+    arguments = dict(model=model, messages=messages, **greedy)
     whole = client.messages.create(**arguments)
     assert "Paris" in whole.content[0].text and whole.stop_reason == "end_turn", whole
     with client.messages.stream(**arguments) as stream:
@@ -119,7 +120,7 @@ def check_anthropic(client, model):
             {"role": "assistant", "content": f"It is sunny in {city}."},
         ]
     talk.append({"role": "user", "content": "What is the weather in Rome?"})
-    with client.messages.stream(model=model, messages=talk, tools=tools, **GREEDY) as stream:
+    with client.messages.stream(model=model, messages=talk, tools=tools, **greedy) as stream:
         final = stream.get_final_message()
     used = [block for block in final.content if block.type == "tool_use"]
     assert used[0].input == {"city": "Rome"} and final.stop_reason == "tool_use", final

@@ -362,7 +362,7 @@ fn the_model_the_template_and_the_metrics_are_described() {
     assert_eq!(server.get("/v1/models/other").status, 404);
     assert_eq!(server.get("/health").json()["status"], "ok");
     let applied = server.post("/apply-template", &chat(json!({}))).json();
-    assert_eq!(applied["prompt"], "Once upon a time");
+    assert_eq!(applied["prompt"], "<s>Once upon a time");
     let tokens = server.post("/tokenize", &json!({ "content": "a</s>", "with_pieces": true })).json();
     let model = Model::bundled().unwrap();
     let eos = model.tokenizer().unwrap().eos().clone();
@@ -404,6 +404,21 @@ fn a_disconnect_frees_the_blocks() {
     drop(stream);
     until("the sequence ends", || server.metric("ragtag_requests_running") == 0.0);
     assert_eq!(server.metric("ragtag_kv_cache_used_ratio"), 0.0);
+}
+
+#[test]
+fn a_full_queue_is_busy_and_recovers() {
+    let server = Server::start(&["--queue", "1", "--parallel", "1"]);
+    let prompts: Vec<_> = (0..8).map(|n| n.to_string() + &" word".repeat(60)).collect();
+    let refused = server.post("/v1/completions", &json!({ "prompt": prompts, "max_tokens": 300 }));
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    assert!(
+        refused.head.contains("retry-after: 1") && refused.body.contains("rate_limit_error"),
+        "{}",
+        refused.body
+    );
+    until("the answers that had begun are cancelled", || server.metric("ragtag_requests_running") == 0.0);
+    assert_eq!(server.post("/v1/completions", &json!({ "prompt": "a" })).status, 200);
 }
 
 #[test]

@@ -72,7 +72,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true, hide = true)]
     pub(crate) connections: u32,
     /// Maximum number of connections from one address.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true, hide = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true, hide = true)]
     pub(crate) connections_per_address: u32,
     /// Print only the address, errors and warnings.
     #[arg(short, long)]
