@@ -86,7 +86,7 @@ pub(crate) struct Usage {
 }
 
 impl Ended {
-    /// Describes the end of an answer with calls or without, of which `reasoning` tokens were reasoning.
+    /// Describes the end of an answer. `reasoning` is the number of tokens before the text.
     pub(crate) fn new(summary: &Summary, has_calls: bool, reasoning: u64) -> Self {
         let finish = match summary.reason {
             _ if has_calls => Finish::Calls,

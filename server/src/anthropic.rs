@@ -72,6 +72,7 @@ pub(crate) enum Block {
     },
     ToolResult {
         tool_use_id: String,
+        #[schema(no_recursion)]
         content: Option<Box<Blocks>>,
     },
 }

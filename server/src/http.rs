@@ -481,3 +481,16 @@ async fn apply_template(State(server): Shared, request: Request) -> Response {
     });
     answered(rendered.await, Shape::OpenAi)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_has_the_fields_of_the_requests() {
+        let document = serde_json::to_value(Document::openapi()).unwrap();
+        let schemas = &document["components"]["schemas"];
+        assert!(schemas["ChatRequest"].to_string().contains("max_completion_tokens"), "{schemas}");
+        assert!(schemas["Sampler"]["properties"]["temperature"].is_object(), "{schemas}");
+    }
+}

@@ -67,7 +67,7 @@ pub enum Error {
     Tls {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why it cannot be used.
         cause: String,
     },
 }

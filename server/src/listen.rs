@@ -43,6 +43,8 @@ pub(crate) async fn serve(
 ) {
     let (stopping, stopped) = watch::channel(());
     let (addresses, mut connections) = (Addresses::default(), JoinSet::new());
+    // A flood of connections gives one line in the log.
+    let mut was_full = false;
     loop {
         let accepted = tokio::select! {
             () = signals.next() => break,
@@ -60,10 +62,14 @@ pub(crate) async fn serve(
         let options = &server.options;
         let place = Place::take(&addresses, peer.ip(), options.connections_per_address);
         let Some(place) = place.filter(|_| connections.len() < options.connections) else {
-            tracing::warn!(peer = %peer.ip(), "too many connections");
+            if !was_full {
+                tracing::warn!(peer = %peer.ip(), "too many connections");
+            }
+            was_full = true;
             let _ = stream.try_write(FULL);
             continue;
         };
+        was_full = false;
         let (server, router, tls, stopped) =
             (Arc::clone(&server), router.clone(), tls.clone(), stopped.clone());
         connections.spawn(async move {
@@ -217,5 +223,29 @@ impl AsyncWrite for Patient {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+
+    #[test]
+    fn a_client_that_does_not_read_is_dropped() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = Patient { stream, patience: Duration::from_millis(100), stalled: None };
+            loop {
+                let written = poll_fn(|context| Pin::new(&mut stream).poll_write(context, &[0; 1 << 16]));
+                if let Err(error) = written.await {
+                    return error;
+                }
+            }
+        });
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }
