@@ -139,6 +139,13 @@ impl Object {
         self.0.get(name).cloned().map(Data)
     }
 
+    /// Replaces each text in the object, and each name of a field, by the result of `replace`.
+    pub fn replace_texts(&mut self, replace: &mut dyn FnMut(&str) -> String) {
+        if let Value::Dict(dict) = replaced(&Value::Dict(Arc::clone(&self.0)), replace) {
+            self.0 = dict;
+        }
+    }
+
     fn text(&self, name: &str) -> Option<&str> {
         match self.0.get(name) {
             Some(Value::Str(text)) => Some(text),
@@ -152,6 +159,14 @@ impl Data {
     pub fn as_str(&self) -> Option<&str> {
         match &self.0 {
             Value::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns the object, if the value is one.
+    pub fn as_object(&self) -> Option<Object> {
+        match &self.0 {
+            Value::Dict(dict) => Some(Object(Arc::clone(dict))),
             _ => None,
         }
     }
@@ -205,6 +220,13 @@ impl From<bool> for Data {
 impl From<Object> for Data {
     fn from(object: Object) -> Self {
         Data(Value::Dict(object.0))
+    }
+}
+
+impl From<Vec<Data>> for Data {
+    /// Returns a list. A list that is nested too deeply becomes null.
+    fn from(items: Vec<Data>) -> Self {
+        Data(Value::list(items.into_iter().map(|item| item.0).collect()).unwrap_or(Value::None))
     }
 }
 

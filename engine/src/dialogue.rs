@@ -3,8 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_chat::{Conversation, Data, Message, Moment, Template, from_json, to_json};
-use ragtag_graph::tokenizer::Tokenizer;
+use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template, from_json, to_json};
 use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,6 +20,8 @@ pub struct Dialogue {
     variables: BTreeMap<String, Data>,
     /// Messages, oldest first.
     messages: Vec<Message>,
+    /// Functions that the model may call.
+    tools: Vec<Object>,
     /// Whether control tokens in the messages become tokens.
     special: bool,
 }
@@ -64,6 +65,7 @@ impl Dialogue {
             name: name.into(),
             variables,
             messages: Vec::new(),
+            tools: Vec::new(),
             special: false,
         })
     }
@@ -76,6 +78,16 @@ impl Dialogue {
     /// Sets whether the texts of control tokens in the messages become control tokens. By default, they stay text.
     pub fn set_special(&mut self, special: bool) {
         self.special = special;
+    }
+
+    /// Sets the functions that the model may call. Only templates that know tools show them to the model.
+    pub fn set_tools(&mut self, tools: Vec<Object>) {
+        self.tools = tools;
+    }
+
+    /// Replaces all messages.
+    pub fn set_messages(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
     }
 
     /// Returns the messages, oldest first.
@@ -94,7 +106,7 @@ impl Dialogue {
             return Err(format!("message {} has no role", at + 1));
         }
         let before = std::mem::replace(&mut self.messages, loaded);
-        if let Err(cause) = self.render(&self.messages, false) {
+        if let Err(cause) = self.render(&self.messages, &self.tools, false) {
             self.messages = before;
             return Err(cause.to_string());
         }
@@ -205,12 +217,16 @@ impl Dialogue {
         let failed = |cause| Error::Tokenizer { name: self.model.name().into(), cause };
         let tokenizer = self.model.tokenizer()?;
         let (text, ids) = if self.special {
-            let text = self.render(messages, true)?;
+            let text = self.render(messages, &self.tools, true)?;
             let ids = tokenizer.encode_with_control(&text, false);
             (text, ids)
         } else {
-            let mark = mark(messages);
-            let text = self.render(&marked(messages, tokenizer, mark), true)?;
+            let mark = mark(messages, &self.tools);
+            let mut insert = |text: &str| tokenizer.mark_control(text, mark).into_owned();
+            let (mut messages, mut tools) = (messages.to_vec(), self.tools.clone());
+            messages.iter_mut().for_each(|message| message.replace_texts(&mut insert));
+            tools.iter_mut().for_each(|tool| tool.replace_texts(&mut insert));
+            let text = self.render(&messages, &tools, true)?;
             let ids = tokenizer.encode_marked(&text, false, mark);
             (text, ids)
         };
@@ -223,18 +239,27 @@ impl Dialogue {
         Ok(AnswerPrompt { ids, splitter: ReasoningSplitter::after(&text) })
     }
 
+    /// Returns the text of the prompt for the next answer.
+    ///
+    /// # Errors
+    /// Returns [`Error::Template`] if the template rejects the messages or exceeds its limits.
+    pub fn prompt_text(&self) -> Result<String> {
+        self.render(&self.messages, &self.tools, true)
+    }
+
     /// Returns whether the template adds nothing to the only message. The prompt then is the message itself.
     ///
     /// # Errors
     /// Returns [`Error::Template`] if the template rejects the messages or exceeds its limits.
     pub fn is_bare(&self) -> Result<bool> {
         let [only] = &self.messages[..] else { return Ok(false) };
-        let text = self.render(&self.messages, true)?;
+        let text = self.prompt_text()?;
         Ok(only.content() == Some(text.as_str()))
     }
 
-    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+    fn render(&self, messages: &[Message], tools: &[Object], add_generation_prompt: bool) -> Result<String> {
         let mut conversation = Conversation::new(messages.to_vec());
+        conversation.tools = Some(tools.to_vec()).filter(|tools| !tools.is_empty());
         conversation.add_generation_prompt = add_generation_prompt;
         conversation.variables.clone_from(&self.variables);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
@@ -248,22 +273,19 @@ fn is_system(message: &Message) -> bool {
     message.role() == Some("system")
 }
 
-/// Returns a character that does not occur in the messages. Texts use no noncharacters, so it is almost always the
-/// first one.
-fn mark(messages: &[Message]) -> char {
-    let used: HashSet<char> = to_json(messages).chars().collect();
+/// Returns a character that occurs neither in the messages nor in the tools. Texts use no noncharacters, so it is almost
+/// always the first one.
+fn mark(messages: &[Message], tools: &[Object]) -> char {
+    let mut used: HashSet<char> = to_json(messages).chars().collect();
+    for tool in tools {
+        tool.clone().replace_texts(&mut |text| {
+            used.extend(text.chars());
+            String::new()
+        });
+    }
     let mut free = ('\u{FDD0}'..='\u{FDEF}').chain('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
     // Messages with all these characters lose the replacement character.
     free.next().unwrap_or(char::REPLACEMENT_CHARACTER)
-}
-
-/// Returns the messages with `mark` in all control tokens, except in roles.
-fn marked(messages: &[Message], tokenizer: &Tokenizer, mark: char) -> Vec<Message> {
-    let mut messages = messages.to_vec();
-    for message in &mut messages {
-        message.replace_texts(&mut |text| tokenizer.mark_control(text, mark).into_owned());
-    }
-    messages
 }
 
 /// A piece of an answer.

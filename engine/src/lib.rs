@@ -93,7 +93,7 @@ pub use ragtag_planner::{
 pub use ragtag_scheduler::core::{Limits, Priority};
 /// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;
-pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
+pub use ragtag_scheduler::{Error as RunError, Refusal, Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use simulate::{simulate, simulation_spec};
 pub use stage::StageInfo;

@@ -62,6 +62,13 @@ pub(crate) enum Error {
     /// A self-test in which tests failed.
     #[error(transparent)]
     SelfTest(#[from] FailedTests),
+    /// A server that cannot start.
+    #[cfg(feature = "server")]
+    #[error("{cause}{}", server_advice(.cause))]
+    Server {
+        #[from]
+        cause: ragtag_server::Error,
+    },
     /// A run that `--strict` rejected, with the reasons.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict { findings: Vec<String> },
@@ -78,9 +85,25 @@ impl Error {
             Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
             Error::PlanDevices { .. } | Error::PlanRoutes { .. } => 4,
             Error::PlanMemory { .. } => 6,
+            #[cfg(feature = "server")]
+            Error::Server { cause: ragtag_server::Error::Open { .. } } => 2,
+            #[cfg(feature = "server")]
+            Error::Server { .. } => 7,
             Error::Output(_) | Error::Unkept(_) => 7,
             Error::Strict { .. } => 8,
         }
+    }
+}
+
+/// Returns advice that follows the text of an error of the server.
+#[cfg(feature = "server")]
+fn server_advice(error: &ragtag_server::Error) -> &'static str {
+    match error {
+        ragtag_server::Error::Open { .. } => {
+            " (give one with --api-key-file, or serve all clients with --insecure)"
+        }
+        ragtag_server::Error::Listen { .. } => " (--host and --port set another address)",
+        _ => "",
     }
 }
 

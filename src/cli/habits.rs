@@ -19,7 +19,7 @@ const OPTIONS: [(&[&str], &str); 20] = [
     (&["--list-devices"], "use ragtag devices"),
     (&["--gpu-memory-utilization"], "use --memory, for example --memory cuda:0=12GiB"),
     (&["-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-batched-tokens"], CHUNK),
-    (&["-np", "--max-num-seqs"], "use --parallel of ragtag bench or ragtag plan"),
+    (&["-np", "--max-num-seqs"], "use --parallel of ragtag serve, bench or plan"),
     (&["--max-model-len", "--num-ctx"], "use --ctx"),
     (&["-ctk", "--cache-type-k"], "use --kv-keys"),
     (&["-ctv", "--cache-type-v"], "use --kv-values"),

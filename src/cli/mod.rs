@@ -29,6 +29,8 @@ mod progress;
 mod records;
 mod run;
 mod selftest;
+#[cfg(feature = "server")]
+mod serve;
 mod simulate;
 mod start;
 mod stream;
@@ -51,13 +53,16 @@ use tracing_subscriber::EnvFilter;
 
 /// Log filter that applies if `RUST_LOG` is not set.
 const DEFAULT_LOG: &str = "warn";
+/// The same for `ragtag serve`, which logs its requests.
+const DEFAULT_SERVER_LOG: &str = "warn,ragtag_server=info";
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
-    // Child processes log, too.
-    start_logging();
-    start::devices::isolate();
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    let serves = arguments.get(1).is_some_and(|command| command == "serve");
+    // Child processes log, too.
+    start_logging(if serves { DEFAULT_SERVER_LOG } else { DEFAULT_LOG });
+    start::devices::isolate();
     if let Some(refusal) = habits::refusal(&arguments) {
         return failed(&Error::Usage(refusal));
     }
@@ -97,6 +102,8 @@ fn execute(command: &Command) -> Result<()> {
         Command::Cards(args) => cards::run(args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
+        #[cfg(feature = "server")]
+        Command::Serve(args) => serve::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),
@@ -120,11 +127,11 @@ fn with_all_options(command: clap::Command) -> clap::Command {
 }
 
 /// Starts logging to standard error. `RUST_LOG` sets the filter. `NO_COLOR` turns off colors.
-fn start_logging() {
+fn start_logging(usual: &str) {
     let wanted = std::env::var("RUST_LOG").ok().filter(|wanted| !wanted.is_empty());
-    let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or(DEFAULT_LOG)).unwrap_or_else(|cause| {
-        output::note(&format!("warning: invalid RUST_LOG, using \"{DEFAULT_LOG}\": {cause}"));
-        EnvFilter::new(DEFAULT_LOG)
+    let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or(usual)).unwrap_or_else(|cause| {
+        output::note(&format!("warning: invalid RUST_LOG, using \"{usual}\": {cause}"));
+        EnvFilter::new(usual)
     });
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());

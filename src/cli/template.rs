@@ -62,7 +62,7 @@ pub(super) fn dialogue(model: &Model, template: Option<&Path>) -> Result<Dialogu
 }
 
 /// Reads a chat template. Returns its source, and its name in errors.
-fn source(path: &Path) -> Result<(String, String)> {
+pub(super) fn source(path: &Path) -> Result<(String, String)> {
     Ok((read_input(path, MAX_JSON_BYTES)?, file_name(input_name(path))))
 }
 

@@ -6,6 +6,8 @@ mod model;
 mod placement;
 mod plans;
 mod run;
+#[cfg(feature = "server")]
+mod serve;
 mod template;
 mod tokenize;
 
@@ -19,6 +21,8 @@ pub(crate) use plans::{
     CardsArgs, DescribedArgs, FleetArgs, InspectArgs, PictureArgs, PlanArgs, SimulateArgs,
 };
 pub(crate) use run::{ChatArgs, CompareArgs, LogitsArgs, PerplexityArgs, RecordArgs, RunArgs, SamplingArgs};
+#[cfg(feature = "server")]
+pub(crate) use serve::ServeArgs;
 pub(crate) use template::TemplateArgs;
 pub(crate) use tokenize::TokenizeArgs;
 
@@ -40,7 +44,7 @@ Examples:
 
 Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usage, 3 model file or chat template, 4 plan or \
 split, \
-5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict."
+5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, or cannot listen, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
     /// Show all columns of tables, even beyond the terminal width.
@@ -70,6 +74,9 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Chat with a model in the terminal.
     Chat(ChatArgs),
+    /// Serve a model over HTTP, with the APIs of OpenAI and Anthropic.
+    #[cfg(feature = "server")]
+    Serve(ServeArgs),
     /// Measure prompt processing (pp) and generation (tg) speed.
     Bench(BenchArgs),
     /// Show the contents of a model file: hyperparameters, segments, tensors, costs.

@@ -69,10 +69,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-conformance",
         ],
     ),
+    // The server needs no more than any program that uses the library.
+    ("ragtag-server", &["ragtag-engine"]),
     (
         "ragtag",
         &[
             "ragtag-engine",
+            "ragtag-server",
             "ragtag-hal",
             "ragtag-kernels",
             "ragtag-graph",

@@ -1,0 +1,496 @@
+//! Routes: bodies in, answers and streams out.
+
+use crate::anthropic::MessagesRequest;
+use crate::job::{Input, Job, MAX_TOKEN_IDS, Rest, Stamp, check_rest};
+use crate::metrics::Metrics;
+use crate::openai::{ChatRequest, CompletionRequest};
+use crate::options::Options;
+use crate::refusal::{Kind, Refusal, Shape};
+use crate::responses::ResponsesRequest;
+use crate::running::{EventStream, Running};
+use crate::served::{Prepared, Served};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Router, middleware};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::{OpenApi, ToSchema};
+
+/// Bits of a drawn seed, so that every JSON reader keeps it exactly.
+const SEED_BITS: u32 = 53;
+/// Seconds after which a refused client may try again.
+const RETRY_S: &str = "1";
+
+/// State that all requests share.
+pub(crate) struct Server {
+    pub(crate) served: Served,
+    pub(crate) options: Options,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Whether the server stops. It then answers what it has begun.
+    pub(crate) is_stopping: AtomicBool,
+    /// Whether only this machine can connect.
+    pub(crate) is_local: bool,
+    /// Room for bodies, in KiB.
+    bodies: Semaphore,
+    /// Threads that read requests and encode prompts.
+    encoders: Arc<Semaphore>,
+    next_id: AtomicU64,
+    random: RandomState,
+    started_s: u64,
+}
+
+type Shared = State<Arc<Server>>;
+
+impl Server {
+    pub(crate) fn new(served: Served, options: Options, is_local: bool) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            metrics: Arc::new(Metrics::new(served.name())),
+            served,
+            is_stopping: AtomicBool::new(false),
+            is_local,
+            bodies: Semaphore::new((options.bodies_bytes >> 10).max(1)),
+            options,
+            encoders: Arc::new(Semaphore::new(threads)),
+            next_id: AtomicU64::new(0),
+            random: RandomState::new(),
+            started_s: now_s(),
+        }
+    }
+
+    /// Returns a number that no other request has, and that clients cannot guess.
+    pub(crate) fn draw(&self) -> u64 {
+        self.random.hash_one(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp {
+            id: format!("{:016x}", self.draw()),
+            created_s: now_s(),
+            model: self.served.name().to_owned(),
+            seed: self.draw() >> (u64::BITS - SEED_BITS),
+        }
+    }
+
+    /// Reads a body within the limits of size and time.
+    async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
+        let most = self.options.body_bytes;
+        let stated =
+            headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let too_large = || Refusal::new(Kind::TooLarge, format!("the request has more than {most} bytes"));
+        let bytes = match stated {
+            Some(stated) if stated > most => return Err(too_large()),
+            stated => stated.unwrap_or(most),
+        };
+        let read = async {
+            let _room = self.bodies.acquire_many((bytes >> 10) as u32 + 1).await;
+            axum::body::to_bytes(body, most).await
+        };
+        match tokio::time::timeout(self.options.patience, read).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(cause)) if is_limit(&cause) => Err(too_large()),
+            Ok(Err(_)) => Err(Refusal::new(Kind::Invalid, "the request ended early")),
+            Err(_) => Err(Refusal::new(Kind::Slow, "the request did not arrive in time")),
+        }
+    }
+
+    /// Parses a request on a thread of its own, and passes it to `work`.
+    async fn parse<R, T>(
+        self: &Arc<Self>,
+        request: Request,
+        work: impl FnOnce(&Self, R) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal>
+    where
+        R: DeserializeOwned,
+        T: Send + 'static,
+    {
+        let (head, body) = request.into_parts();
+        let body = self.body(&head.headers, body).await?;
+        let (server, encoders) = (Arc::clone(self), Arc::clone(&self.encoders));
+        let failed = |_| Refusal::new(Kind::Internal, "the request could not be handled");
+        let permit =
+            encoders.acquire_owned().await.map_err(|_| Refusal::new(Kind::Unavailable, "stopping"))?;
+        let parsed = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let request: R = serde_json::from_slice(&body)?;
+            drop(body);
+            work(&server, request)
+        });
+        parsed.await.map_err(failed)?
+    }
+
+    /// Answers a request for a generation.
+    async fn generate<R: DeserializeOwned + 'static>(
+        self: Arc<Self>,
+        request: Request,
+        shape: Shape,
+        job: fn(R, &Stamp) -> Result<Job, Refusal>,
+    ) -> Response {
+        match self.started(request, job).await {
+            Ok((job, running, prompt_tokens)) if job.is_stream => {
+                let events = EventStream::new(running, job.writer, prompt_tokens);
+                let headers = [
+                    (header::CONTENT_TYPE, "text/event-stream"),
+                    (header::CACHE_CONTROL, "no-cache"),
+                    (header::HeaderName::from_static("x-accel-buffering"), "no"),
+                ];
+                (headers, Body::from_stream(events)).into_response()
+            }
+            Ok((job, running, _)) => match running.whole(job.writer).await {
+                Ok(answer) => written(StatusCode::OK, &answer),
+                Err(refusal) => refused(&refusal, shape),
+            },
+            Err(refusal) => refused(&refusal, shape),
+        }
+    }
+
+    async fn started<R: DeserializeOwned + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        job: fn(R, &Stamp) -> Result<Job, Refusal>,
+    ) -> Result<(Job, Running, u64), Refusal> {
+        let stamp = self.stamp();
+        let (job, prompts) =
+            self.parse(request, move |server, request| server.prepare(job(request, &stamp)?)).await?;
+        let mut answers = Vec::new();
+        for (at, prompt) in prompts.iter().enumerate() {
+            for _ in 0..job.settings.n {
+                let index = answers.len() as u64;
+                let started = self.served.start(prompt, &job.settings, index, self.options.deadline);
+                let (stream, assembler) = started.inspect_err(|refusal| self.metrics.failed(refusal))?;
+                answers.push((at, stream, assembler));
+            }
+        }
+        let tokens = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
+        let tokenizer = self.served.tokenizer().ok().cloned();
+        Ok((job, Running::new(answers, tokenizer, Arc::clone(&self.metrics)), tokens))
+    }
+
+    /// Encodes the prompts of a job.
+    fn prepare(&self, mut job: Job) -> Result<(Job, Vec<Prepared>), Refusal> {
+        self.served.check_name(job.model.as_deref())?;
+        let inputs = std::mem::take(&mut job.prompts);
+        if job.writer.echoes() {
+            let tokenizer = self.served.tokenizer()?;
+            let echo = inputs.iter().map(|input| match input {
+                Input::Text(text) => text.clone(),
+                Input::Tokens(ids) => tokenizer.decode(ids),
+                Input::Chat(_) => String::new(),
+            });
+            job.writer.set_echo(echo.collect());
+        }
+        let prompts = inputs.into_iter().map(|input| self.served.prepare(input)).collect::<Result<_, _>>()?;
+        Ok((job, prompts))
+    }
+
+    /// Returns why the server cannot answer, if it cannot.
+    fn unhealthy(&self) -> Option<String> {
+        let stopping = self.is_stopping.load(Ordering::Relaxed).then(|| "the server is stopping".to_owned());
+        stopping.or_else(|| self.metrics.failure().map(str::to_owned))
+    }
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Returns whether an error says that a body exceeds its limit.
+fn is_limit(cause: &axum::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(cause);
+    std::iter::from_fn(|| {
+        let this = cause?;
+        cause = this.source();
+        Some(this.to_string())
+    })
+    .any(|text| text.contains("length limit exceeded"))
+}
+
+fn written(status: StatusCode, value: &Value) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+/// Returns the answer to a refused request.
+pub(crate) fn refused(refusal: &Refusal, shape: Shape) -> Response {
+    let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = written(status, &refusal.body(shape));
+    if matches!(refusal.kind, Kind::Busy | Kind::Unavailable) {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_S));
+    }
+    response
+}
+
+/// Returns the shape of errors on a path.
+pub(crate) fn shape(path: &str) -> Shape {
+    if path.starts_with("/v1/messages") { Shape::Anthropic } else { Shape::OpenAi }
+}
+
+fn answered(result: Result<Value, Refusal>, shape: Shape) -> Response {
+    result.map_or_else(|refusal| refused(&refusal, shape), |value| written(StatusCode::OK, &value))
+}
+
+/// Returns the router of all routes.
+pub(crate) fn router(server: Arc<Server>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/apply-template", post(apply_template))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(Arc::clone(&server), crate::guard::guard))
+        .with_state(server)
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Ragtag", description = "One language model as a pipeline over the devices of a machine"),
+    paths(
+        health,
+        metrics,
+        models,
+        model,
+        chat,
+        completions,
+        responses,
+        messages,
+        count_tokens,
+        tokenize,
+        detokenize,
+        apply_template
+    )
+)]
+struct Document;
+
+async fn openapi() -> Response {
+    written(StatusCode::OK, &serde_json::to_value(Document::openapi()).unwrap_or_default())
+}
+
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    tracing::error!("a handler panicked");
+    refused(&Refusal::new(Kind::Internal, "internal error"), Shape::OpenAi)
+}
+
+async fn unknown(request: Request) -> Response {
+    let path = request.uri().path();
+    refused(&Refusal::new(Kind::NotFound, "there is no such route"), shape(path))
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let path = request.uri().path();
+    refused(&Refusal::new(Kind::Method, "this route has another method"), shape(path))
+}
+
+#[utoipa::path(get, path = "/health", responses((status = 200), (status = 503)))]
+async fn health(State(server): Shared) -> Response {
+    match server.unhealthy() {
+        None => written(StatusCode::OK, &json!({ "status": "ok", "model": server.served.name() })),
+        Some(reason) => {
+            written(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "unavailable", "reason": reason }))
+        }
+    }
+}
+
+#[utoipa::path(get, path = "/metrics", responses((status = 200), (status = 401)))]
+async fn metrics(State(server): Shared) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], server.metrics.text(&server.served.engine)).into_response()
+}
+
+fn described(server: &Server) -> Value {
+    let name = server.served.name();
+    json!({
+        "id": name,
+        "object": "model",
+        "created": server.started_s,
+        "owned_by": "ragtag",
+        "type": "model",
+        "display_name": name,
+        "max_model_len": server.served.context(),
+    })
+}
+
+#[utoipa::path(get, path = "/v1/models", responses((status = 200), (status = 401)))]
+async fn models(State(server): Shared) -> Response {
+    let name = server.served.name();
+    let list = json!({
+        "object": "list",
+        "data": [described(&server)],
+        "first_id": name,
+        "last_id": name,
+        "has_more": false,
+    });
+    written(StatusCode::OK, &list)
+}
+
+#[utoipa::path(
+    get, path = "/v1/models/{id}", params(("id" = String, Path)),
+    responses((status = 200), (status = 401), (status = 404))
+)]
+async fn model(State(server): Shared, Path(id): Path<String>) -> Response {
+    answered(server.served.check_name(Some(&id)).map(|()| described(&server)), Shape::OpenAi)
+}
+
+#[utoipa::path(
+    post, path = "/v1/chat/completions", request_body = ChatRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413), (status = 429), (status = 503))
+)]
+async fn chat(State(server): Shared, request: Request) -> Response {
+    server.generate(request, Shape::OpenAi, ChatRequest::job).await
+}
+
+#[utoipa::path(
+    post, path = "/v1/completions", request_body = CompletionRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413), (status = 429), (status = 503))
+)]
+async fn completions(State(server): Shared, request: Request) -> Response {
+    server.generate(request, Shape::OpenAi, CompletionRequest::job).await
+}
+
+#[utoipa::path(
+    post, path = "/v1/responses", request_body = ResponsesRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413), (status = 429), (status = 503))
+)]
+async fn responses(State(server): Shared, request: Request) -> Response {
+    server.generate(request, Shape::OpenAi, ResponsesRequest::job).await
+}
+
+#[utoipa::path(
+    post, path = "/v1/messages", request_body = MessagesRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413), (status = 429), (status = 503))
+)]
+async fn messages(State(server): Shared, request: Request) -> Response {
+    server.generate(request, Shape::Anthropic, MessagesRequest::job).await
+}
+
+async fn embeddings() -> Response {
+    let refusal = Refusal::new(Kind::Invalid, "this server computes no embeddings").code("unsupported");
+    refused(&refusal, Shape::OpenAi)
+}
+
+#[utoipa::path(
+    post, path = "/v1/messages/count_tokens", request_body = MessagesRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
+)]
+async fn count_tokens(State(server): Shared, request: Request) -> Response {
+    let counted = server.parse(request, |server, request: MessagesRequest| {
+        let (model, chat) = request.chat()?;
+        server.served.check_name(model.as_deref())?;
+        let ids = server.served.dialogue(&chat)?.0.prompt()?.ids;
+        Ok(json!({ "input_tokens": ids.len() }))
+    });
+    answered(counted.await, Shape::Anthropic)
+}
+
+/// A text to tokenize.
+#[derive(Debug, Deserialize, ToSchema)]
+struct TokenizeRequest {
+    model: Option<String>,
+    #[serde(alias = "prompt")]
+    content: String,
+    /// Whether to add the tokens with which the model expects a text to begin and end.
+    #[serde(default, alias = "add_special_tokens")]
+    add_special: bool,
+    /// Whether to return the texts of the tokens, too.
+    #[serde(default)]
+    with_pieces: bool,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    rest: Rest,
+}
+
+#[utoipa::path(
+    post, path = "/tokenize", request_body = TokenizeRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
+)]
+async fn tokenize(State(server): Shared, request: Request) -> Response {
+    let tokenized = server.parse(request, |server, request: TokenizeRequest| {
+        check_rest(&request.rest, &[])?;
+        server.served.check_name(request.model.as_deref())?;
+        let tokenizer = server.served.tokenizer()?;
+        let ids = tokenizer.encode(&request.content, request.add_special);
+        let ids = ids.map_err(|cause| server.served.cannot_encode(cause))?;
+        let piece = |id: &u32| json!({ "id": id, "piece": tokenizer.piece(*id) });
+        let tokens = if request.with_pieces { ids.iter().map(piece).collect() } else { json!(ids) };
+        Ok(json!({ "tokens": tokens, "count": ids.len(), "max_model_len": server.served.context() }))
+    });
+    answered(tokenized.await, Shape::OpenAi)
+}
+
+/// Tokens to turn into text.
+#[derive(Debug, Deserialize, ToSchema)]
+struct DetokenizeRequest {
+    model: Option<String>,
+    tokens: Vec<u32>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    rest: Rest,
+}
+
+#[utoipa::path(
+    post, path = "/detokenize", request_body = DetokenizeRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
+)]
+async fn detokenize(State(server): Shared, request: Request) -> Response {
+    let decoded = server.parse(request, |server, request: DetokenizeRequest| {
+        check_rest(&request.rest, &[])?;
+        server.served.check_name(request.model.as_deref())?;
+        let tokenizer = server.served.tokenizer()?;
+        if let Some(id) = request.tokens.iter().find(|id| tokenizer.piece(**id).is_none()) {
+            return Err(Refusal::of("tokens", format!("there is no token {id}")));
+        }
+        let text = tokenizer.decode(&request.tokens[..request.tokens.len().min(MAX_TOKEN_IDS)]);
+        Ok(json!({ "content": text, "prompt": text }))
+    });
+    answered(decoded.await, Shape::OpenAi)
+}
+
+#[utoipa::path(
+    post, path = "/apply-template", request_body = ChatRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
+)]
+async fn apply_template(State(server): Shared, request: Request) -> Response {
+    let stamp = server.stamp();
+    let rendered = server.parse(request, move |server, request: ChatRequest| {
+        let job = request.job(&stamp)?;
+        server.served.check_name(job.model.as_deref())?;
+        match &job.prompts[..] {
+            [Input::Chat(chat)] => Ok(json!({ "prompt": server.served.dialogue(chat)?.0.prompt_text()? })),
+            _ => Err(Refusal::of("messages", "the messages are missing")),
+        }
+    });
+    answered(rendered.await, Shape::OpenAi)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_has_the_fields_of_the_requests() {
+        let document = serde_json::to_value(Document::openapi()).unwrap();
+        let schemas = &document["components"]["schemas"];
+        assert!(schemas["ChatRequest"].to_string().contains("max_completion_tokens"), "{schemas}");
+        assert!(schemas["Sampler"]["properties"]["temperature"].is_object(), "{schemas}");
+    }
+}
