@@ -182,7 +182,7 @@ impl Model {
     /// Returns the operator graph for devices without matrix units. Products with quantized weights use
     /// activations of type `activations`. All other products use f32 activations.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
-        self.lowered(None, |t, _| basic_form(t, activations))
+        self.lowered(None, |t, _| basic_form(t, activations), |_, _| false)
     }
 
     /// Returns the operator graph for a device. `form` selects the activation type of a product from its
@@ -192,6 +192,7 @@ impl Model {
         &self,
         splits: Option<(SplitRows, &dyn Fn(Heads) -> u32)>,
         form: impl Fn(TensorType, Rows) -> Activations,
+        decodes: impl Fn(TensorType, Rows) -> bool,
     ) -> OperatorGraph {
         let mut graph = OperatorGraph::clone(&self.graph);
         graph.renumber(|half| self.granularity.segment_of(half));
@@ -200,9 +201,10 @@ impl Model {
         }
         let shape = |stack: &Stack| stack.shape(&self.weights);
         passes::quantize_activations(&mut graph, |stack, rows| form(shape(stack).tensor_type, rows));
-        passes::widen_weights(&mut graph, |stack| {
+        passes::widen_weights(&mut graph, |stack, rows| {
             let shape = shape(stack);
-            (!matmul::takes(shape.tensor_type, Activations::F16)).then_some((shape.rows, shape.columns))
+            let is_widened = shape.tensor_type.block_bytes() != 2 && !decodes(shape.tensor_type, rows);
+            is_widened.then_some((shape.rows, shape.columns))
         });
         graph.check();
         graph

@@ -59,13 +59,13 @@ pub struct CompiledStage {
     /// Result that the stage returns to the host. Only the last stage returns anything.
     pub result: StageResult,
     /// Programs in ascending order of capacity. The last one holds the largest micro-batch. A large bucket has up
-    /// to three, of which that for any rows is the last one.
+    /// to three. The last of them is for any rows.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// Returns the index of the first program for a micro-batch with `rows` rows of `sequences` sequences,
-    /// `logit_rows` of which need logits. The first `decode_rows` rows are single rows of their sequences. Returns
+    /// Returns the index of the first program for a micro-batch with `rows` rows of `sequences` sequences.
+    /// `logit_rows` rows need logits. The first `decode_rows` rows are single rows of their sequences. Returns
     /// `None` if no program holds the micro-batch.
     pub fn program_for(
         &self,

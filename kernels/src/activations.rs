@@ -14,7 +14,7 @@ use ragtag_hal::Caps;
 /// supports: f16 if its matrix units are faster for `rows` rows, or its f16 arithmetic for weights without
 /// blocks, otherwise int8 for weights with integer quants, and f32 for other weights. For f16, the result is
 /// f16 if any variant supports it, even a slow one. Before a product with f16 activations, the program
-/// dequantizes weights with integer quants to f16.
+/// dequantizes weights with integer quants to f16, unless the product [decodes](decodes) them itself.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -27,7 +27,8 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
         // Without matrix units, dot products of int8 are faster.
         let is_slower =
             wanted == Activations::Int8 && select(product, caps, rows).is_some_and(Variant::adds_in_f16);
-        offers(Kernel::Widen(tensor_type)) && offers(product) && !is_slower
+        let widened = offers(Kernel::Widen(tensor_type)) && offers(product) && !is_slower;
+        widened || wanted != Activations::F32 && decodes(tensor_type, caps, rows)
     } else {
         layout_for(tensor_type, caps) == Layout::RowMajor
             && offers(Kernel::MatMul(tensor_type, Activations::F16))
@@ -38,6 +39,13 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
         _ if tensor_type.has_integer_quants() => Activations::Int8,
         _ => Activations::F32,
     }
+}
+
+/// Returns whether products of quantised weights of type `tensor_type` with up to `rows` rows of f16 activations decode
+/// the weights themselves on a device with `caps`.
+pub fn decodes(tensor_type: TensorType, caps: &Caps, rows: u32) -> bool {
+    tensor_type.block_values() > 1
+        && preferred(Kernel::MatMul(tensor_type, Activations::F16), caps, rows).is_some()
 }
 
 /// Returns whether fast products use f16 activations on a device with `caps`, for at least one tensor type
@@ -112,7 +120,7 @@ mod tests {
                     }
                     _ => (Activations::Int8, Activations::F16),
                 };
-                for rows in [1, 2, 8] {
+                for rows in [1, 2, 4] {
                     assert_eq!(form(Activations::Int8, rows), few, "{tensor_type} × {rows}");
                 }
                 for rows in [32, 64, 2048] {

@@ -141,8 +141,8 @@ pub(crate) trait Spec {
         true
     }
 
-    /// Returns whether the kernel fuses several others.
-    fn is_fused(&self) -> bool {
+    /// Returns whether a device may lack the kernel.
+    fn is_optional(&self) -> bool {
         false
     }
 
@@ -303,10 +303,10 @@ kernels! {
 }
 
 impl Kernel {
-    /// Returns whether the kernel fuses several others. Such a kernel has variants only for devices on which
-    /// fusion is faster.
-    pub fn is_fused(self) -> bool {
-        self.spec().is_fused()
+    /// Returns whether a device may lack the kernel, because several others do the same. Such a kernel has variants
+    /// only for devices on which it is faster.
+    pub fn is_optional(self) -> bool {
+        self.spec().is_optional()
     }
 
     /// Returns the numerics class of the kernel's variants. The class describes the error that the kernel

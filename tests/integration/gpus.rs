@@ -7,7 +7,7 @@
 
 use crate::support::{
     self, Checkpoint, MODELS, SMALL, SMALL_SEGMENTS, Setup, block_on, golden, greedy, listen, model_path,
-    relative_error, within,
+    within,
 };
 use ragtag::{DeviceOptions, Devices, Granularity, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
@@ -264,7 +264,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_logits() {
 #[test]
 fn the_f16_wire_type_between_apis_is_within_2e_2() {
     within(900, || {
-        let Checkpoint { models, ids, logits } = Checkpoint::open(SMALL);
+        let checkpoint = Checkpoint::open(SMALL);
         let mut all = vec!["cpu:0".to_string()];
         for adapter in hardware_first() {
             if !all.iter().any(|label| api(label) == adapter.backend) {
@@ -286,13 +286,13 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
                 chunk: 8,
                 ..Setup::default()
             };
-            let engine = support::engine(&models[0], &setup);
+            let engine = support::engine(&checkpoint.models[0], &setup);
             let kernels: Vec<_> = engine.stages().iter().flat_map(|stage| &stage.kernels).collect();
             for kernel in ["quantize/f16", "copy"] {
                 assert!(kernels.iter().any(|name| name.starts_with(kernel)), "{split}: {kernels:?}");
             }
-            let out = block_on(engine.session().logits(&ids)).unwrap();
-            let error = relative_error(&out, &logits);
+            let out = block_on(engine.session().logits(&checkpoint.ids)).unwrap();
+            let error = checkpoint.error(&out);
             println!("{split}: relative error {error:.2e}");
             assert!(error <= NumericsClass::Fast.tolerance(), "{split}: {error}");
         }

@@ -5,7 +5,7 @@
 //! devices.
 
 use crate::gpus::compiles_anew;
-use crate::support::{self, Checkpoint, SMALL, Setup, block_on, greedy, listen, relative_error, within};
+use crate::support::{self, Checkpoint, SMALL, Setup, block_on, greedy, listen, within};
 use ragtag::cli::exit_code;
 use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Prompt};
 use ragtag_hal::Error as DeviceError;
@@ -89,7 +89,7 @@ fn a_stage_is_lost(faults: &Faults, [first, last]: [&str; 2], lost: usize, at: L
     let left = Setup { devices: &wanted, split: Some(&rest), ..setup.clone() };
     let engine = support::engine(model, &left);
     let logits = block_on(engine.session().logits(prompt)).unwrap();
-    let error = relative_error(&logits, &checkpoint.logits);
+    let error = checkpoint.error(&logits);
     assert!(error <= NumericsClass::Exact.tolerance(), "{rest}: {error}");
     engine.shutdown();
 }

@@ -3,8 +3,7 @@
 
 use crate::gpus::{LAVAPIPE, POCL, first_of_each_api, gpus_and};
 use crate::support::{
-    Checkpoint, Golden, SMALL, Setup, block_on, devices, golden, greedy, listen, model_path, relative_error,
-    with_prefill,
+    Checkpoint, Golden, SMALL, Setup, block_on, devices, golden, greedy, listen, model_path, with_prefill,
 };
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Session, SpanKind,
@@ -76,7 +75,7 @@ fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u
     drop(session);
     resident.shutdown();
     let values: Vec<f32> = expected.iter().copied().map(f32::from_bits).collect();
-    let error = relative_error(&values[..checkpoint.logits.len()], &checkpoint.logits);
+    let error = checkpoint.error(&values);
     assert!(error <= NumericsClass::Exact.tolerance(), "{:?}: {error}", found.labels());
     let emulates = |adapter: &Adapter| adapter.kind == AdapterKind::Software;
     let is_short = found.selected().iter().any(emulates) && !nightly();

@@ -431,6 +431,11 @@ impl Checkpoint {
         }
     }
 
+    /// Returns the relative error of `logits` at the positions that the golden data has.
+    pub fn error(&self, logits: &[f32]) -> f64 {
+        relative_error(&logits[..self.logits.len()], &self.logits)
+    }
+
     /// Checks that the logits of each model are within the tolerance of the exact class, or of the fast class
     /// if the activations of `setup` are not f32.
     pub fn check_logits(&self, what: &str, setup: &Setup<'_>) {
@@ -439,7 +444,7 @@ impl Checkpoint {
         for model in &self.models {
             let engine = engine(model, setup);
             let logits = block_on(engine.session().logits(&self.ids)).unwrap();
-            let error = relative_error(&logits[..self.logits.len()], &self.logits);
+            let error = self.error(&logits);
             println!("{what}, {} {:?}: relative error {error:.2e}", model.name(), setup.activations);
             assert!(error <= class.tolerance(), "{what}, {} {class:?}: {error}", model.name());
         }

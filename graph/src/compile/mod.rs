@@ -38,7 +38,7 @@ use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
 use ragtag_kernels::matmul::{self, normed};
 use ragtag_kernels::params::ParamsShape;
-use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, layout_for};
+use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, decodes, layout_for};
 use std::ops::Range;
 use storage::{Storage, capacity, output_bytes};
 
@@ -88,9 +88,8 @@ pub fn compile(
         }
         let splits = |heads: Heads| attention_splits(heads, kind, &params, caps);
         let splits = split.map(|rows| (rows, &splits as &dyn Fn(Heads) -> u32));
-        let mut graph = model.lowered(splits, |tensor_type, rows| {
-            activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
-        });
+        let form = |t, rows| activations_for(t, lowering.activations, caps, capacity(rows, &params));
+        let mut graph = model.lowered(splits, form, |t, rows| decodes(t, caps, capacity(rows, &params)));
         fuse(&mut graph, model, lowering, &weights, caps, &params);
         let storage = Storage::plan(&graph, &graph.within(&segments), &params);
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
@@ -222,7 +221,7 @@ impl Largest {
         let program = |(params, kind): (ParamsShape, RowKind)| {
             let most = |_| most_splits(&params);
             let splits = split_rows(kind, &params).map(|rows| (rows, &most as &dyn Fn(Heads) -> u32));
-            let graph = model.lowered(splits, |t, _| form(t));
+            let graph = model.lowered(splits, |t, _| form(t), |_, _| false);
             let nodes = graph.by_segment(model.segment_count());
             Lowered { graph, params, nodes }
         };

@@ -170,7 +170,7 @@ mod tests {
         segments: Range<usize>,
         rows: u32,
     ) -> u64 {
-        let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
+        let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations), |_, _| false);
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, &graph.within(&segments), &params);
         // The owners are byte ranges of scratch, each paired with the node whose value it holds.
@@ -220,7 +220,8 @@ mod tests {
     fn only_residual_rows_cross_between_segments() {
         for model in models() {
             for (activations, splits) in forms() {
-                let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
+                let graph =
+                    model.lowered(splits, |t, _| crate::model::basic_form(t, activations), |_, _| false);
                 let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
                 let storage = Storage::plan(&graph, &graph.ordered(), &params);
                 let segment = |node| graph.node(node).segment;

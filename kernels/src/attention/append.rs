@@ -64,7 +64,7 @@ impl Spec for AppendAttention {
         !self.0.is_quantised()
     }
 
-    fn is_fused(&self) -> bool {
+    fn is_optional(&self) -> bool {
         true
     }
 

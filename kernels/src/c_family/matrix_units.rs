@@ -26,7 +26,7 @@ const ITEMS: Items = Items(256);
 
 /// Minimum number of rows of x for which programs prefer these products. With fewer rows, products with f32
 /// activations are as fast, because the time to load the weights limits both.
-const MIN_ROWS: u32 = 9;
+const MIN_ROWS: u32 = 5;
 
 /// Maximum number of rows of x for the few-row products.
 const FEW: u32 = 64;
@@ -36,11 +36,11 @@ const FEW: u32 = 64;
 const FEW_TILE: (u32, u32) = (32, 32);
 
 /// Bytes of one row of a tile in local memory.
-const TILE_ROW: u32 = 128;
+pub(super) const TILE_ROW: u32 = 128;
 
 /// Alignment, in bytes, that `wgmma` requires of data in local memory. Local memory itself may start at a
 /// less aligned address.
-const ALIGNMENT: u32 = 1024;
+pub(super) const ALIGNMENT: u32 = 1024;
 
 /// Maximum number of queries that an attention group processes at once: `QUERIES` in the source.
 const QUERIES: u32 = 128;
@@ -187,9 +187,9 @@ fn attention_grid(constants: &[u32]) -> [u32; 3] {
     [kv_heads, rows.div_ceil(height), 1]
 }
 
-const INSTRUCTIONS: &str = include_str!("ptx.cu");
-const WARPGROUPS: &str = include_str!("wgmma.cu");
-const HALF: &str = include_str!("../matmul/half.cu");
+pub(super) const INSTRUCTIONS: &str = include_str!("ptx.cu");
+pub(super) const WARPGROUPS: &str = include_str!("wgmma.cu");
+pub(super) const HALF: &str = include_str!("../matmul/half.cu");
 
 /// Composes the source of a product: definitions for the weight type, the code that all products share, then
 /// `parts`.
@@ -260,7 +260,7 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
 
 /// Location of the left factor of a `wgmma`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Left {
+pub(super) enum Left {
     Memory,
     Registers,
 }
@@ -268,19 +268,19 @@ enum Left {
 /// Generated function that executes one `wgmma` of 64 × 16 by 16 × `columns` values and adds the product to
 /// `columns / 2` floats per thread. Each shape needs its own function, because the instruction names every
 /// register.
-struct Product {
-    name: &'static str,
-    columns: u32,
-    left: Left,
-    values: &'static str,
+pub(super) struct Product {
+    pub name: &'static str,
+    pub columns: u32,
+    pub left: Left,
+    pub values: &'static str,
     /// Whether the product overwrites the accumulators instead of being added to them.
-    begins: bool,
+    pub begins: bool,
     /// Whether the right factor is stored row by row (16 × `columns`) instead of column by column.
-    transposes: bool,
+    pub transposes: bool,
 }
 
 impl Product {
-    fn function(&self) -> String {
+    pub fn function(&self) -> String {
         let Self { name, columns, left, values, begins, transposes } = *self;
         let sums = columns / 2;
         let list =

@@ -13,6 +13,7 @@ mod operators;
 mod rows;
 mod streams;
 mod sub_groups;
+mod units;
 mod weights;
 
 use crate::kernel::Kernel;
@@ -29,6 +30,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     let mut out = decode::variants();
     out.extend(sub_groups::rows());
     out.extend(rows::variants());
+    out.extend(units::products());
     out.extend(matrix_units::products());
     out.extend(fragments::products());
     out.extend(crate::library::variants());

@@ -51,7 +51,7 @@ struct Ring {
 /// unevenly, with two work groups on one multiprocessor and none on another.
 static BULK: Ring = Ring {
     requires: &[Feature::Sm90],
-    source: include_str!("ring_bulk.cu"),
+    source: RING_BULK,
     items: Items(256),
     bytes: [200 << 10, 160 << 10],
     columns: 512,
@@ -207,19 +207,21 @@ impl Chunks {
 }
 
 /// Returns, for each section of a row group, the number of bytes that hold [`WHOLE_COLUMNS`] columns.
-fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
+pub(super) fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
     let bytes = sections(tensor_type).iter().map(|s| WHOLE_COLUMNS as usize / s.columns * s.bytes);
     bytes.map(|bytes| bytes as u32).collect()
 }
 
 /// Returns macro definitions that pass the results of [`section_bytes`] to the sources.
-fn define_sections(tensor_type: TensorType) -> String {
+pub(super) fn define_sections(tensor_type: TensorType) -> String {
     let bytes = section_bytes(tensor_type);
     let of_section = |(s, bytes): (usize, &u32)| format!("(s) == {s} ? {bytes} : ");
     let choices: String = bytes.iter().enumerate().map(of_section).collect();
     format!("#define SECTIONS {}\n#define SECTION_BYTES(s) ({choices}0)\n", bytes.len())
 }
 
+/// Rings that the bulk copy engine fills.
+pub(super) const RING_BULK: &str = include_str!("ring_bulk.cu");
 const LANES: &str = include_str!("lanes.cu");
 const SHARES: &str = include_str!("../matmul/shares.cu");
 const CHUNKS_BLOCKS: &str = include_str!("../matmul/chunks_blocks.cu");

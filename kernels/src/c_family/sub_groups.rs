@@ -54,7 +54,7 @@ pub(super) fn products() -> Vec<Variant> {
     let types = || TensorType::ALL.into_iter();
     let quantised = types().filter(|t| matmul::takes(*t, Activations::Int8)).flat_map(int8_functions);
     let plain = types().filter(|t| t.block_values() == 1).flat_map(f32_functions);
-    let halves = types().filter(|t| matmul::takes(*t, Activations::F16)).map(f16_function);
+    let halves = [TensorType::F16, TensorType::BF16].into_iter().map(f16_function);
     let products = quantised.chain(plain).map(|function| variant(function, SUB_GROUPS));
     products.chain(halves.map(|function| variant(function, ADDS_IN_F16))).collect()
 }

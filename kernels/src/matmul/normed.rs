@@ -80,7 +80,7 @@ fn extents((tensor_type, layout): (TensorType, Layout), gated: bool, constants: 
 pub(crate) struct Normed(pub TensorType, pub bool);
 
 impl Spec for Normed {
-    fn is_fused(&self) -> bool {
+    fn is_optional(&self) -> bool {
         true
     }
 

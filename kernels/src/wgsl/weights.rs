@@ -187,7 +187,7 @@ fn few_rows(
         };
         // Each work item stores sums of four weight rows. Every second work item also stores the squares of
         // x.
-        let item_bytes = if product.kernel.is_fused() { 18 } else { 16 };
+        let item_bytes = if form == PLAIN { 16 } else { 18 };
         Function {
             name: names[i][usize::from(sub_groups)],
             requires: if sub_groups { &[Feature::SubGroups] } else { &[] },

@@ -6,7 +6,7 @@ use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::execution::READ_PLACES;
-use ragtag_graph::{CompiledStage, RowKind, Slice, StageBuffer};
+use ragtag_graph::{CompiledStage, Program, RowKind, Slice, StageBuffer};
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };

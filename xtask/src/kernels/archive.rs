@@ -49,12 +49,22 @@ struct Block {
     content: Vec<u8>,
 }
 
-/// Divides the programs into blocks in the order of their names. All architectures of a program share a block.
+/// Returns the place of a program among others: next to those that differ only in the tensor type, the second part of
+/// a name. Their codes repeat each other most.
+fn place(program: &str) -> (String, &str) {
+    let mut parts: Vec<&str> = program.split('-').collect();
+    if parts.len() > 2 {
+        parts.remove(1);
+    }
+    (parts.join("-"), program)
+}
+
+/// Divides the programs into blocks, in the order of their [`place`]. All architectures of a program share a block.
 fn blocks(form: Form, programs: &Programs) -> Result<Vec<Block>, String> {
-    let mut parts: BTreeMap<&str, Block> = BTreeMap::new();
+    let mut parts: BTreeMap<(String, &str), Block> = BTreeMap::new();
     for ((program, architecture), (digest, code)) in programs {
         let content = stored(form, code).ok_or_else(|| format!("{program}: its PTX cannot be restored"))?;
-        let part = parts.entry(program).or_default();
+        let part = parts.entry(place(program)).or_default();
         let _ = writeln!(part.rows, "{architecture} {program} {digest} {}", content.len());
         part.content.extend(content);
     }
