@@ -3,6 +3,7 @@
 use crate::anthropic::MessagesRequest;
 use crate::job::{Input, Job, MAX_TOKEN_IDS, Rest, Stamp, check_rest};
 use crate::metrics::Metrics;
+use crate::monitor::Monitor;
 use crate::openai::{ChatRequest, CompletionRequest};
 use crate::options::Options;
 use crate::refusal::{Kind, Refusal, Shape};
@@ -36,6 +37,7 @@ pub(crate) struct Server {
     pub(crate) served: Served,
     pub(crate) options: Options,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) monitor: Monitor,
     /// Whether the server stops. It then answers what it has begun.
     pub(crate) is_stopping: AtomicBool,
     /// Whether only this machine can connect.
@@ -49,13 +51,14 @@ pub(crate) struct Server {
     started_s: u64,
 }
 
-type Shared = State<Arc<Server>>;
+pub(crate) type Shared = State<Arc<Server>>;
 
 impl Server {
     pub(crate) fn new(served: Served, options: Options, is_local: bool) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             metrics: Arc::new(Metrics::new(served.name())),
+            monitor: Monitor::default(),
             served,
             is_stopping: AtomicBool::new(false),
             is_local,
@@ -194,7 +197,7 @@ impl Server {
     }
 
     /// Returns why the server cannot answer, if it cannot.
-    fn unhealthy(&self) -> Option<String> {
+    pub(crate) fn unhealthy(&self) -> Option<String> {
         let stopping = self.is_stopping.load(Ordering::Relaxed).then(|| "the server is stopping".to_owned());
         stopping.or_else(|| self.metrics.failure().map(str::to_owned))
     }
@@ -215,7 +218,7 @@ fn is_limit(cause: &axum::Error) -> bool {
     .any(|text| text.contains("length limit exceeded"))
 }
 
-fn written(status: StatusCode, value: &Value) -> Response {
+pub(crate) fn written(status: StatusCode, value: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
@@ -255,6 +258,7 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/apply-template", post(apply_template))
+        .merge(crate::page::routes())
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(CatchPanicLayer::custom(panicked))

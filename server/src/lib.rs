@@ -3,7 +3,7 @@
 //! The APIs (`openai.rs`, `responses.rs`, `anthropic.rs`) turn requests into jobs, and parts of answers into events.
 //! `tools.rs` and `answer.rs` split the text of an answer into these parts. All of this is pure: no sockets, no clock.
 //! `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
-//! connections.
+//! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -14,8 +14,10 @@ mod http;
 mod job;
 mod listen;
 mod metrics;
+mod monitor;
 mod openai;
 mod options;
+mod page;
 mod refusal;
 mod responses;
 mod running;
@@ -24,7 +26,7 @@ mod signals;
 mod tools;
 
 pub use options::Options;
-pub use served::Served;
+pub use served::{Receipt, Served};
 
 use http::Server;
 use signals::Signals;
@@ -93,6 +95,7 @@ pub fn serve(served: Served, options: Options, listening: impl FnOnce(&str)) -> 
         let signals = Signals::new().map_err(Error::Runtime)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let server = Arc::new(Server::new(served, options, is_local));
+        tokio::spawn(monitor::watch(Arc::clone(&server)));
         listening(&format!("{scheme}://{address}"));
         listen::serve(Arc::clone(&server), http::router(server), listener, tls, signals).await;
         Ok(())

@@ -8,13 +8,18 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use ragtag_engine::Engine;
-use std::sync::OnceLock;
+use serde::Serialize;
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Upper bounds of the buckets of times, in seconds.
 const SECONDS: [f64; 16] =
     [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// Number of recent times in the percentiles of the page.
+const RECENT: usize = 4096;
 
 type Labels = [(&'static str, String); 2];
 
@@ -27,13 +32,56 @@ pub(crate) struct Metrics {
     cached_tokens: Counter,
     new_tokens: Counter,
     answers: Counter,
-    first_token_s: Histogram,
-    next_token_s: Histogram,
-    answer_s: Histogram,
+    first_token_s: Times,
+    next_token_s: Times,
+    answer_s: Times,
     connections: Gauge,
     gauges: Gauges,
     /// First error that ended the pipeline.
     failure: OnceLock<String>,
+}
+
+/// Times of one kind, as a histogram for Prometheus and as a list of the most recent ones.
+#[derive(Debug)]
+struct Times {
+    histogram: Histogram,
+    recent_s: Mutex<VecDeque<f64>>,
+}
+
+/// Percentiles of the most recent times, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Percentiles {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+}
+
+/// Percentiles of all kinds of times, where there are any.
+#[derive(Debug, Serialize)]
+pub(crate) struct Latency {
+    first_token: Option<Percentiles>,
+    next_token: Option<Percentiles>,
+    answer: Option<Percentiles>,
+}
+
+impl Times {
+    fn observe(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.histogram.observe(seconds);
+        let mut recent_s = self.recent_s.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent_s.len() == RECENT {
+            recent_s.pop_front();
+        }
+        recent_s.push_back(seconds);
+    }
+
+    fn percentiles(&self) -> Option<Percentiles> {
+        let mut sorted_s = Vec::from(self.recent_s.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        sorted_s.sort_unstable_by(f64::total_cmp);
+        let last = sorted_s.len().checked_sub(1)?;
+        let at = |percent: usize| sorted_s[last * percent / 100];
+        Some(Percentiles { p50: at(50), p90: at(90), p99: at(99) })
+    }
 }
 
 /// Values that are read from the engine when a client asks for them.
@@ -53,7 +101,8 @@ impl Metrics {
             both(registry, names, help, Counter::default())
         };
         let seconds = |registry: &mut Registry, names: [&str; 2], help: &str| {
-            both(registry, names, help, Histogram::new(SECONDS))
+            let histogram = both(registry, names, help, Histogram::new(SECONDS));
+            Times { histogram, recent_s: Mutex::default() }
         };
         let gauges = Gauges {
             running: both(
@@ -138,15 +187,28 @@ impl Metrics {
     }
 
     pub(crate) fn first_token(&self, after: Duration) {
-        self.first_token_s.observe(after.as_secs_f64());
+        self.first_token_s.observe(after);
     }
 
     pub(crate) fn next_token(&self, after: Duration) {
-        self.next_token_s.observe(after.as_secs_f64());
+        self.next_token_s.observe(after);
     }
 
     pub(crate) fn answered(&self, after: Duration) {
-        self.answer_s.observe(after.as_secs_f64());
+        self.answer_s.observe(after);
+    }
+
+    pub(crate) fn latency(&self) -> Latency {
+        Latency {
+            first_token: self.first_token_s.percentiles(),
+            next_token: self.next_token_s.percentiles(),
+            answer: self.answer_s.percentiles(),
+        }
+    }
+
+    /// Returns the number of open connections.
+    pub(crate) fn connections(&self) -> i64 {
+        self.connections.get()
     }
 
     pub(crate) fn ended(&self, ended: &Ended) {

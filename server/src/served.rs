@@ -6,15 +6,19 @@ use crate::refusal::{Kind, Refusal};
 use crate::tools::Format;
 use ragtag_engine::chat::Data;
 use ragtag_engine::{
-    Dialogue, Engine, Error, Generation, Model, ReasoningSplitter, Session, TokenStream, Tokenizer,
+    Dialogue, Engine, Error, Generation, Model, Planner, ReasoningSplitter, Session, TokenStream, Tokenizer,
 };
+use serde_json::Value;
+use std::fmt;
 use std::time::Duration;
 
 /// Variables of templates that have fields of their own.
 const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
+/// Returns the receipt of a running engine: model, devices, drivers, kernels, routes and plan.
+pub type Receipt = Box<dyn Fn(&Engine) -> Result<Value, Error> + Send + Sync>;
+
 /// A model with a running pipeline.
-#[derive(Debug)]
 pub struct Served {
     pub(crate) engine: Engine,
     session: Session,
@@ -23,6 +27,15 @@ pub struct Served {
     names: Vec<String>,
     /// Source of a chat template that replaces the model's, and its name.
     template: Option<(String, String)>,
+    /// The planner of the pipeline's plan, for the times that it predicts.
+    pub(crate) planner: Option<Planner>,
+    pub(crate) receipt: Option<Receipt>,
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("names", &self.names).finish_non_exhaustive()
+    }
 }
 
 /// A prompt, and what its answer needs.
@@ -40,13 +53,35 @@ impl Served {
         let stem = name.strip_suffix(".gguf").unwrap_or(name);
         let mut names = vec![stem.to_owned(), name.to_owned()];
         names.dedup();
-        Self { session: engine.session(), engine, model: model.clone(), names, template: None }
+        Self {
+            session: engine.session(),
+            engine,
+            model: model.clone(),
+            names,
+            template: None,
+            planner: None,
+            receipt: None,
+        }
     }
 
     /// Adds a name. The last added one is in the answers.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.names.insert(0, name.to_owned());
+        self
+    }
+
+    /// Sets the planner of the engine's plan. With it, the page shows predicted times beside measured ones.
+    #[must_use]
+    pub fn planned_by(mut self, planner: Planner) -> Self {
+        self.planner = Some(planner);
+        self
+    }
+
+    /// Sets the function that makes the receipt, which the page shows on request.
+    #[must_use]
+    pub fn with_receipt(mut self, receipt: Receipt) -> Self {
+        self.receipt = Some(receipt);
         self
     }
 

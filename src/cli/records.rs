@@ -45,7 +45,11 @@ pub(super) fn inform_verified(engine: &Engine) {
 }
 
 /// Builds the receipt of a run as JSON.
-fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_json::Value> {
+pub(super) fn receipt(
+    model: &Model,
+    devices: &Devices,
+    engine: &Engine,
+) -> std::result::Result<serde_json::Value, crate::Error> {
     let stages: Vec<_> = engine
         .stages()
         .iter()

@@ -5,6 +5,7 @@ use super::error::Result;
 use super::files::read_input;
 use super::output::{inform, print, set_quiet};
 use super::plan_table::summary;
+use super::records::receipt;
 use super::start::model::open;
 use super::start::placed::placed_while;
 use super::start::wanted::Needs;
@@ -36,7 +37,9 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     start.limits = Limits { requests: args.queue, ..Limits::default() };
     let engine = placed.start(&model, start)?;
     block_on(engine.session().warmup(WARM_TOKENS))?;
-    let mut served = Served::new(&model, engine);
+    let (planner, devices, described) = (placed.planner, placed.devices, model.clone());
+    let receipt = Box::new(move |engine: &_| receipt(&described, &devices, engine));
+    let mut served = Served::new(&model, engine).planned_by(planner).with_receipt(receipt);
     for name in args.alias.iter().rev() {
         served = served.named(name);
     }

@@ -315,10 +315,14 @@ fn what_cannot_be_obeyed_is_refused_by_name() {
 fn keys_open_all_routes_but_health_and_web_pages_are_refused() {
     let server = Server::start(&["--api-key", "secret"]);
     let status = |path: &str, headers: &str| server.ask("GET", path, headers, b"").status;
-    for path in ["/v1/models", "/metrics", "/openapi.json", "/nothing"] {
+    for path in
+        ["/v1/models", "/metrics", "/openapi.json", "/nothing", "/internal/state", "/internal/receipt"]
+    {
         assert_eq!(status(path, ""), 401, "{path}");
     }
-    assert_eq!(status("/health", ""), 200);
+    for path in ["/health", "/", "/page.css", "/page.js"] {
+        assert_eq!(status(path, ""), 200, "{path}");
+    }
     assert_eq!(status("/v1/models", "authorization: Bearer secret\r\n"), 200);
     assert_eq!(status("/v1/models", "x-api-key: secret\r\n"), 200);
     assert_eq!(status("/v1/models", "x-api-key: secre\r\n"), 401);
@@ -380,6 +384,53 @@ fn the_model_the_template_and_the_metrics_are_described() {
     ] {
         assert_eq!(server.metric(name), value, "{name}");
     }
+}
+
+/// The page is well-formed and loads nothing from other servers. Its state follows the pipeline.
+#[test]
+fn the_page_shows_the_pipeline() {
+    let server = Server::start(&["--cpu-devices", "2", "--split", "0-6=cpu:0,7-13=cpu:1"]);
+    let page = server.get("/");
+    let parts = ["content-type: text/html", "content-security-policy: default-src 'none'", "nosniff"];
+    assert!(parts.iter().all(|part| page.head.contains(part)), "{}", page.head);
+    let xml = page.body.strip_prefix("<!DOCTYPE html>").unwrap();
+    let xml = roxmltree::Document::parse(xml).unwrap();
+    let loads = |name: &str| xml.descendants().filter_map(|node| node.attribute(name)).collect::<Vec<_>>();
+    for file in loads("src").into_iter().chain(loads("href")) {
+        assert_eq!(server.get(&format!("/{file}")).status, 200, "{file}");
+    }
+    let titles = xml.descendants().filter(|node| node.has_tag_name("h2")).filter_map(|node| node.text());
+    let titles: Vec<_> = titles.collect();
+    assert_eq!(titles, ["Pipeline", "Timeline", "Predicted and measured", "Chat", "Plan", "Receipt"]);
+
+    let answer = server.post("/v1/chat/completions", &chat(json!({ "max_tokens": 40 }))).json();
+    let tokens = answer["usage"]["completion_tokens"].as_u64();
+    let mut first = Value::Null;
+    until("a sample has the tokens", || {
+        first = server.get("/internal/state").json();
+        let last = first["samples"].as_array().unwrap().last();
+        last.is_some_and(|sample| sample["new_tokens"].as_u64() >= tokens)
+    });
+    let last = first["samples"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (last["busy_us"].as_array().unwrap().len(), last["link_bytes"].as_array().unwrap().len()),
+        (2, 1)
+    );
+    assert!(last["link_bytes"][0].as_u64() > Some(0), "{last}");
+    assert_eq!(first["devices"][1]["segments"], json!([7, 13]));
+    assert_eq!(
+        (&first["plan"]["stages"][1]["device"], first["routes"].as_array().unwrap().len()),
+        (&json!("cpu:1"), 1)
+    );
+    assert!(first["latency_s"]["next_token"]["p99"].as_f64() > Some(0.0), "{first}");
+    let places = first["compared"].as_array().unwrap().iter().map(|part| part["place"].as_str().unwrap());
+    let places: Vec<_> = places.collect();
+    assert!(places.contains(&"stage") && places.contains(&"edge"), "{places:?}");
+    // Later requests get only what is new.
+    let since = server.get(&format!("/internal/state?since={}", last["at_ms"])).json();
+    assert!(since.get("plan").is_none() && since["samples"].as_array().unwrap().len() < 100);
+    let receipt = server.get("/internal/receipt").json();
+    assert_eq!((&receipt["ragtag_receipt"], &receipt["plan"]), (&json!(1), &first["plan"]));
 }
 
 /// Starts a long stream and waits for its first token.
