@@ -3,7 +3,7 @@
 //! The APIs (`openai.rs`, `responses.rs`, `anthropic.rs`) turn requests into jobs, and parts of answers into events.
 //! `tools.rs` and `answer.rs` split the text of an answer into these parts. All of this is pure: no sockets, no clock.
 //! `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
-//! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`.
+//! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`. `load` measures servers.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod guard;
 mod http;
 mod job;
 mod listen;
+mod load;
 mod metrics;
 mod monitor;
 mod openai;
@@ -25,6 +26,7 @@ mod served;
 mod signals;
 mod tools;
 
+pub use load::{Distribution, Load, LoadError, LoadReport, load};
 pub use options::Options;
 pub use served::{Receipt, Served};
 

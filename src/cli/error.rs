@@ -69,6 +69,14 @@ pub(crate) enum Error {
         #[from]
         cause: ragtag_server::Error,
     },
+    /// A load that cannot start.
+    #[cfg(feature = "server")]
+    #[error(transparent)]
+    Load(#[from] ragtag_server::LoadError),
+    /// A load without a single answer.
+    #[cfg(feature = "server")]
+    #[error("no request was answered")]
+    NoAnswers,
     /// A run that `--strict` rejected, with the reasons.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict { findings: Vec<String> },
@@ -89,9 +97,23 @@ impl Error {
             Error::Server { cause: ragtag_server::Error::Open { .. } } => 2,
             #[cfg(feature = "server")]
             Error::Server { .. } => 7,
+            #[cfg(feature = "server")]
+            Error::Load(cause) => load_exit_code(cause),
+            #[cfg(feature = "server")]
+            Error::NoAnswers => 1,
             Error::Output(_) | Error::Unkept(_) => 7,
             Error::Strict { .. } => 8,
         }
+    }
+}
+
+/// Returns the exit code of a load that cannot start.
+#[cfg(feature = "server")]
+fn load_exit_code(error: &ragtag_server::LoadError) -> u8 {
+    match error {
+        ragtag_server::LoadError::Url { .. } => 2,
+        ragtag_server::LoadError::Certificates { .. } => 7,
+        _ => 1,
     }
 }
 

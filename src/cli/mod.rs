@@ -18,6 +18,8 @@ mod inspect;
 mod kv;
 mod lines;
 mod links;
+#[cfg(feature = "server")]
+mod load;
 mod logits;
 mod output;
 mod perplexity;
@@ -104,6 +106,8 @@ fn execute(command: &Command) -> Result<()> {
         Command::Chat(args) => chat::run(args),
         #[cfg(feature = "server")]
         Command::Serve(args) => serve::run(args),
+        #[cfg(feature = "server")]
+        Command::Load(args) => load::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),

@@ -433,6 +433,82 @@ fn the_page_shows_the_pipeline() {
     assert_eq!((&receipt["ragtag_receipt"], &receipt["plan"]), (&json!(1), &first["plan"]));
 }
 
+fn load(arguments: &[&str]) -> std::process::Output {
+    ragtag().env_remove("RAGTAG_API_KEY").args(["load", "--quiet"]).args(arguments).output().unwrap()
+}
+
+#[test]
+fn a_load_is_measured_and_its_failures_are_counted() {
+    let server = Server::start(&["--api-key", "secret"]);
+    let url = format!("http://{}", server.address);
+    let lengths =
+        ["-n", "6", "-c", "3", "-p", "64", "--shared-tokens", "32", "-t", "8", "--api-key", "secret"];
+    let run = |more: &[&str]| load(&[&[url.as_str()], &lengths[..], more].concat());
+    for (more, api) in [(&[][..], "chat"), (&["--completions"], "completions")] {
+        let output = run(&[more, &["--json"]].concat());
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((report["answers"].as_u64(), &report["api"]), (Some(6), &json!(api)), "{report}");
+        assert_eq!((report["new_tokens"].as_u64(), &report["measured_by"]), (Some(48), &json!("/tokenize")));
+        let prompt = report["prompt_tokens"].as_f64().unwrap() / 6.0;
+        assert!((60.0..=70.0).contains(&prompt), "{prompt} tokens");
+        for time in ["first_token", "next_token", "answer"] {
+            let [p50, p99] = ["p50_s", "p99_s"].map(|name| report[time][name].as_f64().unwrap());
+            assert!(p50 > 0.0 && p50 <= p99, "{time}: {report}");
+        }
+    }
+    let url_v1 = format!("{url}/v1");
+    let output = load(&[&[url_v1.as_str()], &lengths[..2], &lengths[4..], &["--rate", "100"]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("6 of 6 answers") && text.contains("100 requests/s"), "{text}");
+
+    // Refusals are counted by reason. A load without an answer fails.
+    let output = run(&["--fields", "{\"mirostat\": 2}"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("6 × status 400: mirostat is not supported"), "{text}");
+    assert_eq!(output.status.code(), Some(1));
+    for (arguments, code, part) in [
+        (&[url.as_str()][..], 1, "status 401"),
+        (&["http://127.0.0.1:1"], 1, "127.0.0.1:1"),
+        (&["127.0.0.1:1"], 2, "expected a URL"),
+        (&["https://localhost"], 2, "certificates"),
+        (&["http://localhost", "--shared-tokens", "900"], 2, "--shared-tokens"),
+    ] {
+        let output = load(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && errors.contains(part), "{arguments:?}: {errors}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_load_prints_what_there_is() {
+    let server = Server::start(&[]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ragtag"));
+    command.args([
+        "load",
+        &format!("http://{}", server.address),
+        "-n",
+        "100000",
+        "-c",
+        "2",
+        "-p",
+        "8",
+        "-t",
+        "4",
+        "--json",
+        "-q",
+    ]);
+    let child = command.stdout(Stdio::piped()).spawn().unwrap();
+    until("answers have ended", || server.metric("ragtag_answers_total") >= 4.0);
+    let stopped = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(stopped.success());
+    let output = child.wait_with_output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["is_interrupted"]), (Some(0), &json!(true)));
+    let answers = report["answers"].as_u64().unwrap();
+    assert!((1..100_000).contains(&answers), "{answers}");
+}
+
 /// Starts a long stream and waits for its first token.
 fn long_stream(server: &Server) -> BufReader<TcpStream> {
     let body = chat(json!({ "stream": true, "max_tokens": 100_000, "temperature": 0 }));

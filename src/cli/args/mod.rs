@@ -2,6 +2,8 @@
 
 mod bench;
 mod devices;
+#[cfg(feature = "server")]
+mod load;
 mod model;
 mod placement;
 mod plans;
@@ -21,10 +23,10 @@ pub(crate) use plans::{
     CardsArgs, DescribedArgs, FleetArgs, InspectArgs, PictureArgs, PlanArgs, SimulateArgs,
 };
 pub(crate) use run::{ChatArgs, CompareArgs, LogitsArgs, PerplexityArgs, RecordArgs, RunArgs, SamplingArgs};
-#[cfg(feature = "server")]
-pub(crate) use serve::ServeArgs;
 pub(crate) use template::TemplateArgs;
 pub(crate) use tokenize::TokenizeArgs;
+#[cfg(feature = "server")]
+pub(crate) use {load::LoadArgs, serve::ServeArgs};
 
 /// Maximum value of `--prompt-tokens` and of `--new-tokens`.
 pub(crate) const MAX_TOKENS: u32 = 1 << 24;
@@ -77,6 +79,9 @@ pub(crate) enum Command {
     /// Serve a model over HTTP, with the APIs of OpenAI and Anthropic.
     #[cfg(feature = "server")]
     Serve(ServeArgs),
+    /// Measure the answers of a server under a load of requests.
+    #[cfg(feature = "server")]
+    Load(LoadArgs),
     /// Measure prompt processing (pp) and generation (tg) speed.
     Bench(BenchArgs),
     /// Show the contents of a model file: hyperparameters, segments, tensors, costs.
