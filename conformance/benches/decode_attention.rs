@@ -50,8 +50,8 @@ impl Shape {
         with((self.rows * blocks).min(most as u32))
     }
 
-    /// Returns the parameter block: header, tokens, positions, sequences, logit rows, starts of the tables, and tables. The blocks of a
-    /// sequence are scattered over the cache.
+    /// Returns the parameter block: header, tokens, positions, sequences, logit rows, starts of the tables, and
+    /// tables. The blocks of a sequence are scattered over the cache.
     fn params(&self, cache_blocks: u32) -> Vec<u8> {
         let (rows, blocks) = (self.rows, self.context.div_ceil(16));
         let zeros = std::iter::repeat_n(0, rows as usize);

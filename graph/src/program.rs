@@ -1,5 +1,5 @@
-//! Programs as plain data: sequences of dispatches, up to three per bucket. The device's actor maps each [`StageBuffer`] to
-//! a buffer id and records the dispatches.
+//! Programs as plain data: sequences of dispatches, up to three per bucket. The device's actor maps each
+//! [`StageBuffer`] to a buffer id and records the dispatches.
 
 use ragtag_hal::Access;
 use ragtag_kernels::params::ParamsShape;
