@@ -49,6 +49,10 @@ struct Function<'a> {
 /// Returns the kernel functions in `source`.
 fn functions(source: &str) -> Vec<Function<'_>> {
     fn function(text: &str) -> Option<Function<'_>> {
+        // Other attributes stand before the bounds of the launch.
+        let (line, _) = text.trim_start().split_once('\n')?;
+        let bounds = line.split_once("__launch_bounds__").map_or(line, |(_, bounds)| bounds);
+        let text = &text[text.find(bounds)?..];
         let (items, text) = text.split_once('(')?.1.split_once(") ")?;
         let (name, text) = text.split_once('(')?;
         let (parameters, _) = text.split_once(") {")?;
