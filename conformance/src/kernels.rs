@@ -74,7 +74,10 @@ pub(crate) fn run(
     let source = guise.source(source);
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
+    let groups =
+        |case: &Case| variant.grid(&case.constants, &caps).iter().map(|n| u64::from(*n)).product::<u64>();
     let random = shapes.seeds().map(|seed| variant.random_case(seed));
+    let random: Vec<_> = random.filter(|case| groups(case) <= shapes.most_groups).collect();
     for case in variant.cases(SEED).into_iter().skip(first).step_by(step).chain(random) {
         worst = worst.max(run_case(bench, variant, (module, 0), &case)?);
         bench.clear()?;

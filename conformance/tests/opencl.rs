@@ -90,7 +90,7 @@ fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>
         test_support::skip!(missing, "no adapter");
     }
     for adapter in adapters {
-        let report = support::run_on(&backends, &adapter, support::seeded(suite));
+        let report = support::run_on(&backends, &adapter, suite);
         let lacks =
             |verdict: &Verdict| matches!(verdict, Verdict::Skipped { reason } if reason.contains("lacks"));
         let (passed, others): (Vec<_>, Vec<_>) =

@@ -23,7 +23,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
         SelectionOrigin::Flag | SelectionOrigin::Environment => devices.selected().to_vec(),
     };
     let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
-    let shapes = Shapes { count: args.shapes, seed: args.seed };
+    let shapes = Shapes { count: args.shapes, seed: args.seed, ..Shapes::default() };
     let random = format!("{} random shapes per kernel, first seed {}", shapes.count, shapes.seed);
     inform(&format!("testing {} with {random}", labels.join(", ")));
     if args.devices.strict {

@@ -18,6 +18,9 @@ const COMPLETE: [(&str, &str); 4] = [
     ("level-zero", "Level Zero"),
 ];
 const FEW: usize = 16;
+/// Maximum number of work groups of a launch on a software device. For 65,537 groups of 256 items that wait for each other,
+/// a device takes ten minutes.
+const MOST_GROUPS: u64 = 1 << 15;
 
 /// Test that runs the suite on the stand-in for HIP.
 pub const HIP_STAND_IN: &str = "the_stand_in_on_opencl";
@@ -88,11 +91,7 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
     };
     let repeat = repeat();
     println!("{repeat}");
-    // The stand-in for HIP describes an AMD GPU, but runs on the CPU.
-    let is_software = |adapter: &&Adapter| {
-        adapter.kind == AdapterKind::Software || test_support::Child::inside(HIP_STAND_IN)
-    };
-    let (parts, others): (Vec<_>, Vec<_>) = adapters.iter().partition(is_software);
+    let (parts, others): (Vec<_>, Vec<_>) = adapters.iter().partition(|adapter| is_software(adapter));
     std::thread::scope(|scope| {
         let running: Vec<_> = parts
             .iter()
@@ -102,7 +101,7 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
                 scope.spawn(move || try_device(backends, one, suite, repeat))
             })
             .collect();
-        others.into_iter().for_each(|one| try_device(&backends, one, seeded(Suite::new()), &repeat));
+        others.into_iter().for_each(|one| try_device(&backends, one, Suite::new(), &repeat));
         for device in running {
             device.join().unwrap_or_else(|failure| std::panic::resume_unwind(failure));
         }
@@ -123,23 +122,25 @@ fn software_suite(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
     let is_listed = |(api, driver): &(&str, &str)| one.backend == *api && one.driver.name.starts_with(driver);
     let parts = if nightly() || COMPLETE.iter().any(is_listed) { 1 } else { FEW };
-    let suite = seeded(Suite::new()).divided(parts * alike.len(), place);
+    let suite = Suite::new().divided(parts * alike.len(), place);
     let runs_shaders = ["vulkan", "wgpu"].contains(&&*one.backend);
     if runs_shaders && !nightly() { suite.one_listed_in(SOME) } else { suite }
 }
 
-/// Draws the random shapes of a suite from the seed of the tests.
-pub fn seeded(suite: Suite<'_>) -> Suite<'_> {
-    suite.shapes(Shapes { seed: seed(), ..Shapes::default() })
+/// Returns whether the kernels of an adapter run on the CPU. The stand-in for HIP describes an AMD GPU.
+fn is_software(adapter: &Adapter) -> bool {
+    adapter.kind == AdapterKind::Software || test_support::Child::inside(HIP_STAND_IN)
 }
 
-/// Runs `suite` on an adapter.
+/// Runs `suite` on an adapter, with random shapes from the seed of the tests.
 pub fn run_on(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) -> Report {
     let open = || {
         let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
         Ok(devices.swap_remove(0))
     };
-    suite.run(adapter, open, |_| {})
+    let most_groups = if is_software(adapter) && !nightly() { MOST_GROUPS } else { u64::MAX };
+    let shapes = Shapes { seed: seed(), most_groups, ..Shapes::default() };
+    suite.shapes(shapes).run(adapter, open, |_| {})
 }
 
 fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>, repeat: &str) {
