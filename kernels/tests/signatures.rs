@@ -50,7 +50,7 @@ struct Function<'a> {
 fn functions(source: &str) -> Vec<Function<'_>> {
     fn function(text: &str) -> Option<Function<'_>> {
         // Other attributes stand before the bounds of the launch.
-        let (line, _) = text.trim_start().split_once('\n')?;
+        let line = text.trim_start().lines().next()?;
         let bounds = line.split_once("__launch_bounds__").map_or(line, |(_, bounds)| bounds);
         let text = &text[text.find(bounds)?..];
         let (items, text) = text.split_once('(')?.1.split_once(") ")?;
