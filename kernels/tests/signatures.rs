@@ -50,9 +50,8 @@ struct Function<'a> {
 fn functions(source: &str) -> Vec<Function<'_>> {
     fn function(text: &str) -> Option<Function<'_>> {
         // Other attributes stand before the bounds of the launch.
-        let line = text.trim_start().lines().next()?;
-        let bounds = line.split_once("__launch_bounds__").map_or(line, |(_, bounds)| bounds);
-        let text = &text[text.find(bounds)?..];
+        let text = text.trim_start();
+        let text = &text[text.lines().next()?.find("__launch_bounds__").unwrap_or(0)..];
         let (items, text) = text.split_once('(')?.1.split_once(") ")?;
         let (name, text) = text.split_once('(')?;
         let (parameters, _) = text.split_once(") {")?;
