@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Run the models only on these devices. Default: all devices of this machine, alone and in pipelines.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     device: Vec<String>,
-    /// Command to check. Default: build target/debug/ragtag.
+    /// Command to check. Default: target/debug/ragtag, built with the tests.
     #[arg(long, value_name = "FILE")]
     ragtag: Option<PathBuf>,
 }
@@ -158,7 +158,8 @@ fn check(
 ) -> Result<(), String> {
     let built = Path::new("target/debug/ragtag").with_extension(std::env::consts::EXE_EXTENSION);
     if args.ragtag.is_none() {
-        done.cargo(root, &["build", "--locked", "--bin", "ragtag"], &[])?;
+        // The tests' command. Building it alone would compile dependencies again with other features.
+        done.cargo(root, &["test", "--workspace", "--locked", "--no-run"], &[])?;
     }
     let ragtag = args.ragtag.clone().unwrap_or_else(|| root.join(built));
     let mut checks = Checks { root, ragtag, failures: Vec::new() };
