@@ -1,7 +1,7 @@
 //! `/v1/messages` of Anthropic's API.
 
 use crate::answer::{Choice, Ended, Finish, Usage, usage};
-use crate::job::{self, Chat, Events, Input, Job, Rest, Stamp, Writer};
+use crate::job::{self, Chat, Events, Input, Job, Named, Rest, Stamp, Writer};
 use crate::openai::conversation;
 use crate::refusal::{Refusal, Shape};
 use crate::tools::Part;
@@ -170,9 +170,15 @@ impl Turn {
     }
 }
 
+impl Named for MessagesRequest {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+}
+
 impl MessagesRequest {
     /// Returns the name of the model and the conversation.
-    pub(crate) fn chat(self) -> Result<(Option<String>, Chat), Refusal> {
+    pub(crate) fn chat(self) -> Result<Chat, Refusal> {
         job::check_rest(&self.rest, HARMLESS)?;
         let mut messages = Vec::new();
         if let Some(system) = &self.system {
@@ -222,7 +228,7 @@ impl MessagesRequest {
                 return Err(Refusal::of("tool_choice", message));
             }
         }
-        Ok((self.model, chat))
+        Ok(chat)
     }
 
     pub(crate) fn job(mut self, stamp: &Stamp) -> Result<Job, Refusal> {
@@ -240,9 +246,9 @@ impl MessagesRequest {
         let stop = self.stop_sequences.take().unwrap_or_default();
         let settings = job::settings(sampling, Some(max_tokens), stop.clone(), 1)?;
         let is_stream = self.stream.unwrap_or(false);
-        let (model, chat) = self.chat()?;
+        let chat = self.chat()?;
         let writer = MessagesWriter { stamp: stamp.clone(), stop, blocks: 0, open: None, calls: 0 };
-        Ok(Job { model, prompts: vec![Input::Chat(chat)], settings, is_stream, writer: Box::new(writer) })
+        Ok(Job { prompts: vec![Input::Chat(chat)], settings, is_stream, writer: Box::new(writer) })
     }
 }
 

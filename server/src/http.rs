@@ -1,8 +1,9 @@
 //! Routes: bodies in, answers and streams out.
 
 use crate::anthropic::MessagesRequest;
-use crate::job::{Input, Job, MAX_TOKEN_IDS, Rest, Stamp, check_rest};
+use crate::job::{Input, Job, MAX_TOKEN_IDS, Named, Rest, Stamp, check_rest};
 use crate::metrics::Metrics;
+use crate::models::{InUse, Models};
 use crate::monitor::Monitor;
 use crate::openai::{ChatRequest, CompletionRequest};
 use crate::options::Options;
@@ -34,9 +35,9 @@ const RETRY_S: &str = "1";
 
 /// State that all requests share.
 pub(crate) struct Server {
-    pub(crate) served: Served,
+    pub(crate) models: Models,
     pub(crate) options: Options,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Metrics,
     pub(crate) monitor: Monitor,
     /// Whether the server stops. It then answers what it has begun.
     pub(crate) is_stopping: AtomicBool,
@@ -54,12 +55,12 @@ pub(crate) struct Server {
 pub(crate) type Shared = State<Arc<Server>>;
 
 impl Server {
-    pub(crate) fn new(served: Served, options: Options, is_local: bool) -> Self {
+    pub(crate) fn new(models: Models, options: Options, is_local: bool) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            metrics: Arc::new(Metrics::new(served.name())),
+            metrics: Metrics::new(),
             monitor: Monitor::default(),
-            served,
+            models,
             is_stopping: AtomicBool::new(false),
             is_local,
             bodies: Semaphore::new((options.bodies_bytes >> 10).max(1)),
@@ -76,13 +77,14 @@ impl Server {
         self.random.hash_one(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn stamp(&self) -> Stamp {
-        Stamp {
+    /// Returns the identity of an answer of the model with this name.
+    fn stamp(&self, model: Option<&str>) -> Result<Stamp, Refusal> {
+        Ok(Stamp {
             id: format!("{:016x}", self.draw()),
             created_s: now_s(),
-            model: self.served.name().to_owned(),
+            model: self.models.name(model)?.to_owned(),
             seed: self.draw() >> (u64::BITS - SEED_BITS),
-        }
+        })
     }
 
     /// Reads a body within the limits of size and time.
@@ -107,38 +109,56 @@ impl Server {
         }
     }
 
-    /// Parses a request on a thread of its own, and passes it to `work`.
-    async fn parse<R, T>(
-        self: &Arc<Self>,
-        request: Request,
-        work: impl FnOnce(&Self, R) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal>
+    /// Does work that may take long on a thread of its own.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let stopping = |_| Refusal::new(Kind::Unavailable, "stopping");
+        let permit = Arc::clone(&self.encoders).acquire_owned().await.map_err(stopping)?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        });
+        done.await.map_err(|_| Refusal::new(Kind::Internal, "the request could not be handled"))?
+    }
+
+    /// Parses a request and loads the model that it names.
+    async fn parse<R>(self: &Arc<Self>, request: Request) -> Result<(R, InUse), Refusal>
     where
-        R: DeserializeOwned,
-        T: Send + 'static,
+        R: DeserializeOwned + Named + Send + 'static,
     {
         let (head, body) = request.into_parts();
         let body = self.body(&head.headers, body).await?;
-        let (server, encoders) = (Arc::clone(self), Arc::clone(&self.encoders));
-        let failed = |_| Refusal::new(Kind::Internal, "the request could not be handled");
-        let permit =
-            encoders.acquire_owned().await.map_err(|_| Refusal::new(Kind::Unavailable, "stopping"))?;
-        let parsed = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            let request: R = serde_json::from_slice(&body)?;
-            drop(body);
-            work(&server, request)
-        });
-        parsed.await.map_err(failed)?
+        let request: R = self.work(move || Ok(serde_json::from_slice(&body)?)).await?;
+        let served = self.models.get(request.model()).await?;
+        Ok((request, served))
+    }
+
+    /// Parses a request, and passes it to `work` with its model.
+    async fn answer<R>(
+        self: &Arc<Self>,
+        request: Request,
+        work: impl FnOnce(&Self, &Served, R) -> Result<Value, Refusal> + Send + 'static,
+    ) -> Result<Value, Refusal>
+    where
+        R: DeserializeOwned + Named + Send + 'static,
+    {
+        let (request, served) = self.parse(request).await?;
+        let server = Arc::clone(self);
+        self.work(move || work(&server, &served, request)).await
     }
 
     /// Answers a request for a generation.
-    async fn generate<R: DeserializeOwned + 'static>(
+    async fn generate<R>(
         self: Arc<Self>,
         request: Request,
         shape: Shape,
         job: fn(R, &Stamp) -> Result<Job, Refusal>,
-    ) -> Response {
+    ) -> Response
+    where
+        R: DeserializeOwned + Named + Send + 'static,
+    {
         match self.started(request, job).await {
             Ok((job, running, prompt_tokens)) if job.is_stream => {
                 let events = EventStream::new(running, job.writer, prompt_tokens);
@@ -157,50 +177,56 @@ impl Server {
         }
     }
 
-    async fn started<R: DeserializeOwned + 'static>(
+    async fn started<R>(
         self: &Arc<Self>,
         request: Request,
         job: fn(R, &Stamp) -> Result<Job, Refusal>,
-    ) -> Result<(Job, Running, u64), Refusal> {
-        let stamp = self.stamp();
-        let (job, prompts) =
-            self.parse(request, move |server, request| server.prepare(job(request, &stamp)?)).await?;
+    ) -> Result<(Job, Running, u64), Refusal>
+    where
+        R: DeserializeOwned + Named + Send + 'static,
+    {
+        let (request, served) = self.parse::<R>(request).await?;
+        let stamp = self.stamp(request.model())?;
+        let metrics = self.metrics.of(&stamp.model);
+        let prepared = self.work(move || {
+            let (job, prompts) = prepare(&served, job(request, &stamp)?)?;
+            Ok((served, job, prompts))
+        });
+        let (served, job, prompts) = prepared.await?;
         let mut answers = Vec::new();
         for (at, prompt) in prompts.iter().enumerate() {
             for _ in 0..job.settings.n {
                 let index = answers.len() as u64;
-                let started = self.served.start(prompt, &job.settings, index, self.options.deadline);
-                let (stream, assembler) = started.inspect_err(|refusal| self.metrics.failed(refusal))?;
+                let started = served.start(prompt, &job.settings, index, self.options.deadline);
+                let (stream, assembler) = started.inspect_err(|refusal| served.failed(refusal))?;
                 answers.push((at, stream, assembler));
             }
         }
         let tokens = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
-        let tokenizer = self.served.tokenizer().ok().cloned();
-        Ok((job, Running::new(answers, tokenizer, Arc::clone(&self.metrics)), tokens))
-    }
-
-    /// Encodes the prompts of a job.
-    fn prepare(&self, mut job: Job) -> Result<(Job, Vec<Prepared>), Refusal> {
-        self.served.check_name(job.model.as_deref())?;
-        let inputs = std::mem::take(&mut job.prompts);
-        if job.writer.echoes() {
-            let tokenizer = self.served.tokenizer()?;
-            let echo = inputs.iter().map(|input| match input {
-                Input::Text(text) => text.clone(),
-                Input::Tokens(ids) => tokenizer.decode(ids),
-                Input::Chat(_) => String::new(),
-            });
-            job.writer.set_echo(echo.collect());
-        }
-        let prompts = inputs.into_iter().map(|input| self.served.prepare(input)).collect::<Result<_, _>>()?;
-        Ok((job, prompts))
+        Ok((job, Running::new(answers, served, metrics), tokens))
     }
 
     /// Returns why the server cannot answer, if it cannot.
     pub(crate) fn unhealthy(&self) -> Option<String> {
         let stopping = self.is_stopping.load(Ordering::Relaxed).then(|| "the server is stopping".to_owned());
-        stopping.or_else(|| self.metrics.failure().map(str::to_owned))
+        stopping.or_else(|| self.models.failure())
     }
+}
+
+/// Encodes the prompts of a job.
+fn prepare(served: &Served, mut job: Job) -> Result<(Job, Vec<Prepared>), Refusal> {
+    let inputs = std::mem::take(&mut job.prompts);
+    if job.writer.echoes() {
+        let tokenizer = served.tokenizer()?;
+        let echo = inputs.iter().map(|input| match input {
+            Input::Text(text) => text.clone(),
+            Input::Tokens(ids) => tokenizer.decode(ids),
+            Input::Chat(_) => String::new(),
+        });
+        job.writer.set_echo(echo.collect());
+    }
+    let prompts = inputs.into_iter().map(|input| served.prepare(input)).collect::<Result<_, _>>()?;
+    Ok((job, prompts))
 }
 
 fn now_s() -> u64 {
@@ -308,7 +334,10 @@ async fn wrong_method(request: Request) -> Response {
 #[utoipa::path(get, path = "/health", responses((status = 200), (status = 503)))]
 async fn health(State(server): Shared) -> Response {
     match server.unhealthy() {
-        None => written(StatusCode::OK, &json!({ "status": "ok", "model": server.served.name() })),
+        None => {
+            let model = server.models.latest().map(|(name, _)| name);
+            written(StatusCode::OK, &json!({ "status": "ok", "model": model }))
+        }
         Some(reason) => {
             written(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "unavailable", "reason": reason }))
         }
@@ -318,11 +347,12 @@ async fn health(State(server): Shared) -> Response {
 #[utoipa::path(get, path = "/metrics", responses((status = 200), (status = 401)))]
 async fn metrics(State(server): Shared) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], server.metrics.text(&server.served.engine)).into_response()
+    let models = server.models.all();
+    let engines = models.iter().map(|(name, served)| (*name, served.as_ref().map(|served| &served.engine)));
+    ([(header::CONTENT_TYPE, kind)], server.metrics.text(engines)).into_response()
 }
 
-fn described(server: &Server) -> Value {
-    let name = server.served.name();
+fn described(server: &Server, name: &str, served: Option<&Served>) -> Value {
     json!({
         "id": name,
         "object": "model",
@@ -330,19 +360,22 @@ fn described(server: &Server) -> Value {
         "owned_by": "ragtag",
         "type": "model",
         "display_name": name,
-        "max_model_len": server.served.context(),
+        "is_loaded": served.is_some(),
+        "max_model_len": served.map(Served::context),
     })
 }
 
 #[utoipa::path(get, path = "/v1/models", responses((status = 200), (status = 401)))]
 async fn models(State(server): Shared) -> Response {
-    let name = server.served.name();
+    let models = server.models.all();
+    let data: Vec<_> =
+        models.iter().map(|(name, served)| described(&server, name, served.as_deref())).collect();
     let list = json!({
         "object": "list",
-        "data": [described(&server)],
-        "first_id": name,
-        "last_id": name,
+        "first_id": models.first().map(|(name, _)| name),
+        "last_id": models.last().map(|(name, _)| name),
         "has_more": false,
+        "data": data,
     });
     written(StatusCode::OK, &list)
 }
@@ -352,7 +385,12 @@ async fn models(State(server): Shared) -> Response {
     responses((status = 200), (status = 401), (status = 404))
 )]
 async fn model(State(server): Shared, Path(id): Path<String>) -> Response {
-    answered(server.served.check_name(Some(&id)).map(|()| described(&server)), Shape::OpenAi)
+    let found = server.models.name(Some(&id)).map(|name| {
+        let models = server.models.all();
+        let served = models.iter().find(|(own, _)| *own == name).and_then(|(_, served)| served.as_deref());
+        described(&server, name, served)
+    });
+    answered(found, Shape::OpenAi)
 }
 
 #[utoipa::path(
@@ -397,13 +435,17 @@ async fn embeddings() -> Response {
     responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
 )]
 async fn count_tokens(State(server): Shared, request: Request) -> Response {
-    let counted = server.parse(request, |server, request: MessagesRequest| {
-        let (model, chat) = request.chat()?;
-        server.served.check_name(model.as_deref())?;
-        let ids = server.served.dialogue(&chat)?.0.prompt()?.ids;
+    let counted = server.answer(request, |_, served, request: MessagesRequest| {
+        let ids = served.dialogue(&request.chat()?)?.0.prompt()?.ids;
         Ok(json!({ "input_tokens": ids.len() }))
     });
     answered(counted.await, Shape::Anthropic)
+}
+
+impl Named for TokenizeRequest {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
 }
 
 /// A text to tokenize.
@@ -428,17 +470,22 @@ struct TokenizeRequest {
     responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
 )]
 async fn tokenize(State(server): Shared, request: Request) -> Response {
-    let tokenized = server.parse(request, |server, request: TokenizeRequest| {
+    let tokenized = server.answer(request, |_, served, request: TokenizeRequest| {
         check_rest(&request.rest, &[])?;
-        server.served.check_name(request.model.as_deref())?;
-        let tokenizer = server.served.tokenizer()?;
+        let tokenizer = served.tokenizer()?;
         let ids = tokenizer.encode(&request.content, request.add_special);
-        let ids = ids.map_err(|cause| server.served.cannot_encode(cause))?;
+        let ids = ids.map_err(|cause| served.cannot_encode(cause))?;
         let piece = |id: &u32| json!({ "id": id, "piece": tokenizer.piece(*id) });
         let tokens = if request.with_pieces { ids.iter().map(piece).collect() } else { json!(ids) };
-        Ok(json!({ "tokens": tokens, "count": ids.len(), "max_model_len": server.served.context() }))
+        Ok(json!({ "tokens": tokens, "count": ids.len(), "max_model_len": served.context() }))
     });
     answered(tokenized.await, Shape::OpenAi)
+}
+
+impl Named for DetokenizeRequest {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
 }
 
 /// Tokens to turn into text.
@@ -456,10 +503,9 @@ struct DetokenizeRequest {
     responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
 )]
 async fn detokenize(State(server): Shared, request: Request) -> Response {
-    let decoded = server.parse(request, |server, request: DetokenizeRequest| {
+    let decoded = server.answer(request, |_, served, request: DetokenizeRequest| {
         check_rest(&request.rest, &[])?;
-        server.served.check_name(request.model.as_deref())?;
-        let tokenizer = server.served.tokenizer()?;
+        let tokenizer = served.tokenizer()?;
         if let Some(id) = request.tokens.iter().find(|id| tokenizer.piece(**id).is_none()) {
             return Err(Refusal::of("tokens", format!("there is no token {id}")));
         }
@@ -474,12 +520,10 @@ async fn detokenize(State(server): Shared, request: Request) -> Response {
     responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 413))
 )]
 async fn apply_template(State(server): Shared, request: Request) -> Response {
-    let stamp = server.stamp();
-    let rendered = server.parse(request, move |server, request: ChatRequest| {
-        let job = request.job(&stamp)?;
-        server.served.check_name(job.model.as_deref())?;
-        match &job.prompts[..] {
-            [Input::Chat(chat)] => Ok(json!({ "prompt": server.served.dialogue(chat)?.0.prompt_text()? })),
+    let rendered = server.answer(request, |server, served, request: ChatRequest| {
+        let stamp = server.stamp(request.model())?;
+        match &request.job(&stamp)?.prompts[..] {
+            [Input::Chat(chat)] => Ok(json!({ "prompt": served.dialogue(chat)?.0.prompt_text()? })),
             _ => Err(Refusal::of("messages", "the messages are missing")),
         }
     });

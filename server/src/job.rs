@@ -22,10 +22,13 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of tokens in one request to complete or decode them.
 pub(crate) const MAX_TOKEN_IDS: usize = 1 << 24;
 
+/// A request that may name its model.
+pub(crate) trait Named {
+    fn model(&self) -> Option<&str>;
+}
+
 /// A request.
 pub(crate) struct Job {
-    /// Name of the model, if the client gives one.
-    pub(crate) model: Option<String>,
     pub(crate) prompts: Vec<Input>,
     pub(crate) settings: Settings,
     pub(crate) is_stream: bool,

@@ -1,8 +1,8 @@
-//! Ragtag's HTTP server: the APIs of OpenAI and Anthropic over one pipeline.
+//! Ragtag's HTTP server: the APIs of OpenAI and Anthropic over the pipelines of one or more models.
 //!
 //! The APIs (`openai.rs`, `responses.rs`, `anthropic.rs`) turn requests into jobs, and parts of answers into events.
 //! `tools.rs` and `answer.rs` split the text of an answer into these parts. All of this is pure: no sockets, no clock.
-//! `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
+//! `models.rs` loads and unloads models. `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
 //! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`. `load` measures servers.
 
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ mod job;
 mod listen;
 mod load;
 mod metrics;
+mod models;
 mod monitor;
 mod openai;
 mod options;
@@ -27,6 +28,7 @@ mod signals;
 mod tools;
 
 pub use load::{Distribution, Load, LoadError, LoadReport, load};
+pub use models::{Failure, Models, Offer, Start};
 pub use options::Options;
 pub use served::{Receipt, Served};
 
@@ -66,6 +68,12 @@ pub enum Error {
         /// The address.
         address: SocketAddr,
     },
+    /// Two models have the same name.
+    #[error("two models are called {name}")]
+    Names {
+        /// The name.
+        name: String,
+    },
     /// A certificate or key that cannot be used.
     #[error("{}: {cause}", path.display())]
     Tls {
@@ -76,12 +84,12 @@ pub enum Error {
     },
 }
 
-/// Serves a model until a signal (Ctrl-C, SIGTERM) stops the server. Calls `listening` with the URL when clients can
+/// Serves models until a signal (Ctrl-C, SIGTERM) stops the server. Calls `listening` with the URL when clients can
 /// connect. After the signal, answers that have begun may end. A second signal cancels them.
 ///
 /// # Errors
 /// Returns an error if the server cannot start.
-pub fn serve(served: Served, options: Options, listening: impl FnOnce(&str)) -> Result<(), Error> {
+pub fn serve(models: Models, options: Options, listening: impl FnOnce(&str)) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async {
         let tls = options.tls.as_ref().map(|(chain, key)| acceptor(chain, key)).transpose()?;
@@ -96,7 +104,7 @@ pub fn serve(served: Served, options: Options, listening: impl FnOnce(&str)) -> 
         // Registers the signals before a client can send one.
         let signals = Signals::new().map_err(Error::Runtime)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let server = Arc::new(Server::new(served, options, is_local));
+        let server = Arc::new(Server::new(models, options, is_local));
         tokio::spawn(monitor::watch(Arc::clone(&server)));
         listening(&format!("{scheme}://{address}"));
         listen::serve(Arc::clone(&server), http::router(server), listener, tls, signals).await;

@@ -1,7 +1,6 @@
 //! Metrics for Prometheus: Ragtag's own names, and those of vLLM, which dashboards and autoscalers read.
 
 use crate::answer::Ended;
-use crate::refusal::{Kind, Refusal};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -9,9 +8,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use ragtag_engine::Engine;
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Upper bounds of the buckets of times, in seconds.
@@ -22,30 +21,48 @@ const SECONDS: [f64; 16] =
 const RECENT: usize = 4096;
 
 type Labels = [(&'static str, String); 2];
+/// Label of the metrics of a model.
+type Name = [(&'static str, String); 1];
 
 /// All metrics of a server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<Labels, Counter>,
-    prompt_tokens: Counter,
-    cached_tokens: Counter,
-    new_tokens: Counter,
-    answers: Counter,
-    first_token_s: Times,
-    next_token_s: Times,
-    answer_s: Times,
     connections: Gauge,
+    counters: Counters<Family<Name, Counter>>,
+    times: Times<Family<Name, Histogram, fn() -> Histogram>>,
     gauges: Gauges,
-    /// First error that ended the pipeline.
-    failure: OnceLock<String>,
+    models: Mutex<BTreeMap<String, ModelMetrics>>,
+}
+
+/// Metrics of a model.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelMetrics {
+    counters: Counters<Counter>,
+    times: Times<Recent>,
+}
+
+#[derive(Clone, Debug)]
+struct Counters<C> {
+    prompt_tokens: C,
+    cached_tokens: C,
+    new_tokens: C,
+    answers: C,
+}
+
+#[derive(Clone, Debug)]
+struct Times<T> {
+    first_token: T,
+    next_token: T,
+    answer: T,
 }
 
 /// Times of one kind, as a histogram for Prometheus and as a list of the most recent ones.
-#[derive(Debug)]
-struct Times {
+#[derive(Clone, Debug)]
+struct Recent {
     histogram: Histogram,
-    recent_s: Mutex<VecDeque<f64>>,
+    recent_s: Arc<Mutex<VecDeque<f64>>>,
 }
 
 /// Percentiles of the most recent times, in seconds.
@@ -64,7 +81,11 @@ pub(crate) struct Latency {
     answer: Option<Percentiles>,
 }
 
-impl Times {
+impl Recent {
+    fn of(family: &Family<Name, Histogram, fn() -> Histogram>, name: &Name) -> Self {
+        Self { histogram: family.get_or_create_owned(name), recent_s: Arc::default() }
+    }
+
     fn observe(&self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.histogram.observe(seconds);
@@ -84,138 +105,90 @@ impl Times {
     }
 }
 
-/// Values that are read from the engine when a client asks for them.
-#[derive(Debug, Default)]
+/// Values that are read from the engines when a client asks for them.
+#[derive(Debug)]
 struct Gauges {
-    running: Gauge,
-    waiting: Gauge,
-    kv_used: Gauge<f64, AtomicU64>,
-    preempted: Gauge,
+    running: Family<Name, Gauge>,
+    waiting: Family<Name, Gauge>,
+    kv_used: Family<Name, Gauge<f64, AtomicU64>>,
+    preempted: Family<Name, Gauge>,
+    loaded: Family<Name, Gauge>,
+}
+
+fn histogram() -> Histogram {
+    Histogram::new(SECONDS)
 }
 
 impl Metrics {
-    pub(crate) fn new(model: &str) -> Self {
+    pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
-        let labelled = registry.sub_registry_with_label(("model_name".into(), model.to_owned().into()));
-        let counter = |registry: &mut Registry, names: [&str; 2], help: &str| {
-            both(registry, names, help, Counter::default())
-        };
-        let seconds = |registry: &mut Registry, names: [&str; 2], help: &str| {
-            let histogram = both(registry, names, help, Histogram::new(SECONDS));
-            Times { histogram, recent_s: Mutex::default() }
-        };
-        let gauges = Gauges {
-            running: both(
-                labelled,
-                ["ragtag_requests_running", "vllm:num_requests_running"],
-                "Sequences that are being computed",
-                Gauge::default(),
-            ),
-            waiting: both(
-                labelled,
-                ["ragtag_requests_waiting", "vllm:num_requests_waiting"],
-                "Sequences that wait for room in the KV cache",
-                Gauge::default(),
-            ),
-            kv_used: both(
-                labelled,
-                ["ragtag_kv_cache_used_ratio", "vllm:kv_cache_usage_perc"],
-                "Share of the KV cache that sequences use, from 0 to 1",
-                Gauge::default(),
-            ),
-            preempted: both(
-                labelled,
-                ["ragtag_preempted", "vllm:num_preemptions"],
-                "Sequences that gave up their blocks so far",
-                Gauge::default(),
-            ),
-        };
+        let gauges = Gauges::new(&mut registry);
         let connections = Gauge::default();
-        labelled.register("ragtag_connections", "Open connections", connections.clone());
+        registry.register("ragtag_connections", "Open connections", connections.clone());
         let requests = Family::default();
-        labelled.register("ragtag_http_requests", "Answered requests by path and status", requests.clone());
-        Self {
+        registry.register("ragtag_http_requests", "Answered requests by path and status", requests.clone());
+        let mut counter = |names: [&str; 2], help: &str| both(&mut registry, names, help, Family::default());
+        let counters = Counters {
             prompt_tokens: counter(
-                labelled,
                 ["ragtag_prompt_tokens", "vllm:prompt_tokens"],
                 "Tokens of the prompts of ended sequences",
             ),
             cached_tokens: counter(
-                labelled,
                 ["ragtag_cached_tokens", "vllm:prefix_cache_hits"],
                 "Tokens of these prompts that were in the KV cache",
             ),
-            new_tokens: counter(
-                labelled,
-                ["ragtag_new_tokens", "vllm:generation_tokens"],
-                "Generated tokens",
-            ),
-            answers: counter(labelled, ["ragtag_answers", "vllm:request_success"], "Ended sequences"),
-            first_token_s: seconds(
-                labelled,
+            new_tokens: counter(["ragtag_new_tokens", "vllm:generation_tokens"], "Generated tokens"),
+            answers: counter(["ragtag_answers", "vllm:request_success"], "Ended sequences"),
+        };
+        let mut seconds = |names: [&str; 2], help: &str| {
+            both(&mut registry, names, help, Family::new_with_constructor(histogram as fn() -> Histogram))
+        };
+        let times = Times {
+            first_token: seconds(
                 ["ragtag_first_token_seconds", "vllm:time_to_first_token_seconds"],
                 "Time from the submission to the first token",
             ),
-            next_token_s: seconds(
-                labelled,
+            next_token: seconds(
                 ["ragtag_next_token_seconds", "vllm:inter_token_latency_seconds"],
                 "Time between tokens",
             ),
-            answer_s: seconds(
-                labelled,
+            answer: seconds(
                 ["ragtag_answer_seconds", "vllm:e2e_request_latency_seconds"],
                 "Time from the submission to the end",
             ),
-            registry,
-            requests,
-            connections,
-            gauges,
-            failure: OnceLock::new(),
+        };
+        Self { registry, requests, connections, counters, times, gauges, models: Mutex::default() }
+    }
+
+    /// Returns the metrics of the model with this name.
+    pub(crate) fn of(&self, model: &str) -> ModelMetrics {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(metrics) = models.get(model) {
+            return metrics.clone();
         }
-    }
-
-    /// Records that the pipeline has ended.
-    pub(crate) fn failed(&self, cause: &Refusal) {
-        if cause.kind == Kind::Unavailable {
-            self.failure.get_or_init(|| cause.message.clone());
-        }
-    }
-
-    /// Returns why the pipeline has ended, if it has.
-    pub(crate) fn failure(&self) -> Option<&str> {
-        self.failure.get().map(String::as_str)
-    }
-
-    pub(crate) fn first_token(&self, after: Duration) {
-        self.first_token_s.observe(after);
-    }
-
-    pub(crate) fn next_token(&self, after: Duration) {
-        self.next_token_s.observe(after);
-    }
-
-    pub(crate) fn answered(&self, after: Duration) {
-        self.answer_s.observe(after);
-    }
-
-    pub(crate) fn latency(&self) -> Latency {
-        Latency {
-            first_token: self.first_token_s.percentiles(),
-            next_token: self.next_token_s.percentiles(),
-            answer: self.answer_s.percentiles(),
-        }
+        let name = named(model);
+        let (Counters { prompt_tokens, cached_tokens, new_tokens, answers }, times) =
+            (&self.counters, &self.times);
+        let metrics = ModelMetrics {
+            counters: Counters {
+                prompt_tokens: prompt_tokens.get_or_create_owned(&name),
+                cached_tokens: cached_tokens.get_or_create_owned(&name),
+                new_tokens: new_tokens.get_or_create_owned(&name),
+                answers: answers.get_or_create_owned(&name),
+            },
+            times: Times {
+                first_token: Recent::of(&times.first_token, &name),
+                next_token: Recent::of(&times.next_token, &name),
+                answer: Recent::of(&times.answer, &name),
+            },
+        };
+        models.insert(model.to_owned(), metrics.clone());
+        metrics
     }
 
     /// Returns the number of open connections.
     pub(crate) fn connections(&self) -> i64 {
         self.connections.get()
-    }
-
-    pub(crate) fn ended(&self, ended: &Ended) {
-        self.prompt_tokens.inc_by(ended.usage.prompt);
-        self.cached_tokens.inc_by(ended.usage.cached);
-        self.new_tokens.inc_by(ended.usage.new);
-        self.answers.inc();
     }
 
     pub(crate) fn request(&self, path: &str, status: u16) {
@@ -230,19 +203,97 @@ impl Metrics {
         self.connections.dec();
     }
 
-    /// Returns all metrics as text, with the current load of `engine`.
-    pub(crate) fn text(&self, engine: &Engine) -> String {
-        let (counts, blocks) = (engine.stats().counts, engine.plan().kv_blocks);
-        let used = blocks.saturating_sub(counts.free_blocks);
-        self.gauges.running.set(counts.active.into());
-        self.gauges.waiting.set(counts.waiting.into());
-        self.gauges.kv_used.set(f64::from(used) / f64::from(blocks.max(1)));
-        self.gauges.preempted.set(counts.preempted as i64);
+    /// Returns all metrics as text, with the current load of `models`. Those without an engine are not loaded.
+    pub(crate) fn text<'a>(&self, models: impl Iterator<Item = (&'a str, Option<&'a Engine>)>) -> String {
+        for (model, engine) in models {
+            self.of(model);
+            self.gauges.set(&named(model), engine);
+        }
         let mut text = String::new();
         // Writing to a text does not fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
         text
     }
+}
+
+impl ModelMetrics {
+    pub(crate) fn first_token(&self, after: Duration) {
+        self.times.first_token.observe(after);
+    }
+
+    pub(crate) fn next_token(&self, after: Duration) {
+        self.times.next_token.observe(after);
+    }
+
+    pub(crate) fn answered(&self, after: Duration) {
+        self.times.answer.observe(after);
+    }
+
+    pub(crate) fn latency(&self) -> Latency {
+        Latency {
+            first_token: self.times.first_token.percentiles(),
+            next_token: self.times.next_token.percentiles(),
+            answer: self.times.answer.percentiles(),
+        }
+    }
+
+    pub(crate) fn ended(&self, ended: &Ended) {
+        self.counters.prompt_tokens.inc_by(ended.usage.prompt);
+        self.counters.cached_tokens.inc_by(ended.usage.cached);
+        self.counters.new_tokens.inc_by(ended.usage.new);
+        self.counters.answers.inc();
+    }
+}
+
+impl Gauges {
+    fn new(registry: &mut Registry) -> Self {
+        Self {
+            running: both(
+                registry,
+                ["ragtag_requests_running", "vllm:num_requests_running"],
+                "Sequences that are being computed",
+                Family::default(),
+            ),
+            waiting: both(
+                registry,
+                ["ragtag_requests_waiting", "vllm:num_requests_waiting"],
+                "Sequences that wait for room in the KV cache",
+                Family::default(),
+            ),
+            kv_used: both(
+                registry,
+                ["ragtag_kv_cache_used_ratio", "vllm:kv_cache_usage_perc"],
+                "Share of the KV cache that sequences use, from 0 to 1",
+                Family::default(),
+            ),
+            preempted: both(
+                registry,
+                ["ragtag_preempted", "vllm:num_preemptions"],
+                "Sequences that gave up their blocks since the model was loaded",
+                Family::default(),
+            ),
+            loaded: {
+                let loaded = Family::default();
+                registry.register("ragtag_model_loaded", "1 if the model is loaded", loaded.clone());
+                loaded
+            },
+        }
+    }
+
+    fn set(&self, name: &Name, engine: Option<&Engine>) {
+        let counts = engine.map(|engine| engine.stats().counts).unwrap_or_default();
+        let blocks = engine.map_or(0, |engine| engine.plan().kv_blocks);
+        let used = blocks.saturating_sub(counts.free_blocks);
+        self.running.get_or_create(name).set(counts.active.into());
+        self.waiting.get_or_create(name).set(counts.waiting.into());
+        self.kv_used.get_or_create(name).set(f64::from(used) / f64::from(blocks.max(1)));
+        self.preempted.get_or_create(name).set(counts.preempted as i64);
+        self.loaded.get_or_create(name).set(engine.is_some().into());
+    }
+}
+
+fn named(model: &str) -> Name {
+    [("model_name", model.to_owned())]
 }
 
 /// Registers a metric under two names.

@@ -1,11 +1,12 @@
 //! The figures of the page: samples of the last minutes, predicted and measured times, percentiles, and the plan.
 
 use crate::http::Server;
+use crate::served::Served;
 use ragtag_engine::Engine;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -29,35 +30,57 @@ struct Sample {
     link_busy_us: Vec<u64>,
 }
 
-/// Memory of the page: recent samples, and the last comparison.
+/// Memory of the page.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     started: Instant,
-    samples: Mutex<VecDeque<Sample>>,
-    compared: Mutex<Option<(Instant, Value)>>,
+    shown: Mutex<Shown>,
+}
+
+/// Recent samples of a pipeline, and its last comparison.
+#[derive(Debug, Default)]
+struct Shown {
+    /// Number of pipelines so far. Counts of another pipeline start at 0, and it has another plan.
+    run: u64,
+    served: Weak<Served>,
+    samples: VecDeque<Sample>,
+    compared: Option<(Instant, Value)>,
 }
 
 impl Default for Monitor {
     fn default() -> Self {
-        Self { started: Instant::now(), samples: Mutex::default(), compared: Mutex::default() }
+        Self { started: Instant::now(), shown: Mutex::default() }
     }
 }
 
-/// Takes samples of a server's pipeline, for ever.
+/// Takes samples of the model that was used last, and looks after all models, for ever.
 pub(crate) async fn watch(server: Arc<Server>) {
     let mut ticks = interval(STEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        server.monitor.sample(&server.served.engine);
+        if let Some((_, served)) = server.models.latest() {
+            server.monitor.sample(&served);
+        }
+        server.models.tend().await;
     }
 }
 
-impl Monitor {
-    fn sample(&self, engine: &Engine) {
+impl Shown {
+    /// Starts again if this is another pipeline.
+    fn show(&mut self, served: &Arc<Served>) {
+        let served = Arc::downgrade(served);
+        if !self.served.ptr_eq(&served) {
+            *self = Self { run: self.run + 1, served, ..Self::default() };
+        }
+    }
+}
+
+impl Sample {
+    fn of(engine: &Engine, at: Duration) -> Self {
         let stats = engine.stats();
-        let sample = Sample {
-            at_ms: self.started.elapsed().as_millis() as u64,
+        Self {
+            at_ms: at.as_millis() as u64,
             prompt_tokens: stats.prompt_tokens,
             new_tokens: stats.new_tokens,
             busy_us: stats
@@ -71,54 +94,83 @@ impl Monitor {
                 .iter()
                 .map(|edge| (edge.prefill.busy_ns + edge.decode.busy_ns) / 1000)
                 .collect(),
-        };
-        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Monitor {
+    /// Locks the memory for the pipeline of `served`.
+    fn shown(&self, served: &Arc<Served>) -> MutexGuard<'_, Shown> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.show(served);
+        shown
+    }
+
+    fn sample(&self, served: &Arc<Served>) {
+        let sample = Sample::of(&served.engine, self.started.elapsed());
+        let samples = &mut self.shown(served).samples;
         if samples.len() == SAMPLES {
             samples.pop_front();
         }
         samples.push_back(sample);
     }
 
-    fn after(&self, since_ms: Option<u64>) -> Vec<Sample> {
-        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the number of the pipeline, and its samples.
+    fn after(&self, served: &Arc<Served>, since_ms: Option<u64>) -> (u64, Vec<Sample>) {
+        let shown = self.shown(served);
         let is_new = |sample: &&Sample| since_ms.is_none_or(|since_ms| sample.at_ms > since_ms);
-        samples.iter().filter(is_new).cloned().collect()
+        (shown.run, shown.samples.iter().filter(is_new).cloned().collect())
     }
 
     /// Returns the comparison of predicted with measured times. Any number of pages costs one comparison.
-    fn compared(&self, server: &Server) -> Value {
-        let Some(planner) = &server.served.planner else { return json!([]) };
-        let mut kept = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, parts)) = kept.as_ref().filter(|(at, _)| at.elapsed() < COMPARED) {
+    fn compared(&self, served: &Arc<Served>) -> Value {
+        let Some(planner) = &served.planner else { return json!([]) };
+        let mut shown = self.shown(served);
+        if let Some((_, parts)) = shown.compared.as_ref().filter(|(at, _)| at.elapsed() < COMPARED) {
             return parts.clone();
         }
-        let parts = planner.compare(&server.served.engine, &[]).map_or(json!([]), |all| json!(all.parts));
-        *kept = Some((Instant::now(), parts.clone()));
+        let parts = planner.compare(&served.engine, &[]).map_or(json!([]), |all| json!(all.parts));
+        shown.compared = Some((Instant::now(), parts.clone()));
         parts
     }
 }
 
-/// Returns the state of the server. With `since_ms`, it has only the later samples, and neither plan nor devices.
+/// Returns the state of the server and of the model that was used last. With `since_ms`, it has only the later samples,
+/// and neither plan nor devices.
 pub(crate) fn state(server: &Server, since_ms: Option<u64>) -> Value {
-    let (engine, monitor) = (&server.served.engine, &server.monitor);
-    let (stats, plan) = (engine.stats(), engine.plan());
-    let counts = stats.counts;
+    let models = server.models.all().into_iter();
+    let models = models.map(|(name, served)| json!({ "name": name, "is_loaded": served.is_some() }));
     let mut state = json!({
         "ragtag": env!("CARGO_PKG_VERSION"),
-        "model": server.served.name(),
-        "up_s": monitor.started.elapsed().as_secs(),
+        "models": models.collect::<Vec<_>>(),
+        "up_s": server.monitor.started.elapsed().as_secs(),
         "failure": server.unhealthy(),
         "connections": server.metrics.connections(),
+    });
+    if let Some((name, served)) = server.models.latest() {
+        state["model"] = name.into();
+        state["pipeline"] = pipeline(server, name, &served, since_ms);
+    }
+    state
+}
+
+fn pipeline(server: &Server, name: &str, served: &Arc<Served>, since_ms: Option<u64>) -> Value {
+    let (engine, monitor) = (&served.engine, &server.monitor);
+    let (stats, plan) = (engine.stats(), engine.plan());
+    let counts = stats.counts;
+    let (run, samples) = monitor.after(served, since_ms);
+    let mut pipeline = json!({
+        "run": run,
         "requests": counts,
         "kv_blocks": {
             "total": plan.kv_blocks,
             "used": plan.kv_blocks.saturating_sub(counts.free_blocks),
             "cached": counts.cached_blocks,
         },
-        "latency_s": server.metrics.latency(),
+        "latency_s": server.metrics.of(name).latency(),
         "routes": stats.routes,
-        "compared": monitor.compared(server),
-        "samples": monitor.after(since_ms),
+        "compared": monitor.compared(served),
+        "samples": samples,
     });
     if since_ms.is_none() {
         let devices = engine.stages().iter().map(|stage| {
@@ -127,9 +179,9 @@ pub(crate) fn state(server: &Server, since_ms: Option<u64>) -> Value {
                 "segments": [stage.segments.start, stage.segments.end - 1],
             })
         });
-        state["devices"] = devices.collect();
-        state["split"] = plan.split().to_string().into();
-        state["plan"] = json!(plan);
+        pipeline["devices"] = devices.collect();
+        pipeline["split"] = plan.split().to_string().into();
+        pipeline["plan"] = json!(plan);
     }
-    state
+    pipeline
 }

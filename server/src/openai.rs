@@ -1,7 +1,7 @@
 //! `/v1/chat/completions` and `/v1/completions` of OpenAI's API.
 
 use crate::answer::{Call, Choice, Ended, Finish, Usage, usage};
-use crate::job::{self, Chat, Events, Input, Job, OneOrMore, Rest, Sampler, Stamp, Writer};
+use crate::job::{self, Chat, Events, Input, Job, Named, OneOrMore, Rest, Sampler, Stamp, Writer};
 use crate::refusal::{Refusal, Shape};
 use crate::tools::Part;
 use ragtag_engine::chat::{Data, Message, Object};
@@ -198,6 +198,12 @@ pub(crate) fn conversation(messages: Vec<Message>) -> Result<Vec<Message>, Refus
     }
 }
 
+impl Named for ChatRequest {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+}
+
 impl ChatRequest {
     pub(crate) fn job(self, stamp: &Stamp) -> Result<Job, Refusal> {
         job::check_rest(&self.rest, HARMLESS)?;
@@ -218,7 +224,6 @@ impl ChatRequest {
         let settings = self.sampler.settings(self.max_completion_tokens.or(self.max_tokens), stamp.seed)?;
         let has_usage = self.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
         Ok(Job {
-            model: self.model,
             prompts: vec![Input::Chat(chat)],
             settings,
             is_stream: self.stream.unwrap_or(false),
@@ -400,6 +405,12 @@ impl Prompt {
     }
 }
 
+impl Named for CompletionRequest {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+}
+
 impl CompletionRequest {
     pub(crate) fn job(self, stamp: &Stamp) -> Result<Job, Refusal> {
         job::check_rest(&self.rest, HARMLESS)?;
@@ -419,7 +430,6 @@ impl CompletionRequest {
         let has_usage = self.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
         let echo = self.echo.unwrap_or(false).then(Vec::new);
         Ok(Job {
-            model: self.model,
             prompts,
             settings,
             is_stream: self.stream.unwrap_or(false),

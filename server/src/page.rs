@@ -49,9 +49,12 @@ async fn state(State(server): Shared, request: Request) -> Response {
 }
 
 async fn receipt(State(server): Shared) -> Response {
-    in_background(move || match &server.served.receipt {
-        Some(receipt) => receipt(&server.served.engine).map_err(Refusal::from),
-        None => Err(Refusal::new(Kind::NotFound, "there is no receipt")),
+    in_background(move || {
+        let latest = server.models.latest();
+        match latest.as_ref().and_then(|(_, served)| Some((served.receipt.as_ref()?, &served.engine))) {
+            Some((receipt, engine)) => receipt(engine).map_err(Refusal::from),
+            None => Err(Refusal::new(Kind::NotFound, "there is no receipt")),
+        }
     })
     .await
 }
@@ -73,7 +76,9 @@ mod tests {
 
     #[test]
     fn the_page_has_all_its_parts_and_loads_only_its_own_files() {
-        for part in ["tiles", "flow", "timeline", "compared", "chat", "memory", "reasons", "receipt", "key"] {
+        for part in
+            ["models", "tiles", "flow", "timeline", "compared", "chat", "memory", "reasons", "receipt", "key"]
+        {
             assert!(HTML.contains(&format!("id=\"{part}\"")), "{part}");
         }
         let ids = SCRIPT.split("at(\"").skip(1).filter_map(|rest| rest.split('"').next());

@@ -1,7 +1,7 @@
 //! `/v1/responses` of OpenAI's API. The server keeps no responses.
 
 use crate::answer::{Choice, Ended, Finish, Usage, usage};
-use crate::job::{self, Chat, Events, Input, Job, Rest, Stamp, Writer};
+use crate::job::{self, Chat, Events, Input, Job, Named, Rest, Stamp, Writer};
 use crate::openai::{Content, ContentPart, conversation, may_call};
 use crate::refusal::{Refusal, Shape};
 use crate::tools::Part;
@@ -156,6 +156,12 @@ fn reasoning_text(content: Content) -> String {
     }
 }
 
+impl Named for ResponsesRequest {
+    fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+}
+
 impl ResponsesRequest {
     pub(crate) fn job(self, stamp: &Stamp) -> Result<Job, Refusal> {
         job::check_rest(&self.rest, HARMLESS)?;
@@ -202,7 +208,6 @@ impl ResponsesRequest {
             open: None,
         };
         Ok(Job {
-            model: self.model,
             prompts: vec![Input::Chat(chat)],
             settings,
             is_stream: self.stream.unwrap_or(false),

@@ -2,7 +2,8 @@
 
 use crate::answer::{Assembler, Choice, Ended};
 use crate::job::{Events, Writer};
-use crate::metrics::Metrics;
+use crate::metrics::ModelMetrics;
+use crate::models::InUse;
 use crate::refusal::Refusal;
 use crate::tools::Part;
 use ragtag_engine::{Event, TokenStream, Tokenizer};
@@ -10,7 +11,6 @@ use serde_json::Value;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
@@ -25,11 +25,12 @@ pub(crate) struct Running {
     pub(crate) choices: Vec<Choice>,
     tokenizer: Option<Tokenizer>,
     timing: Timing,
+    served: InUse,
 }
 
 /// Times of a request, which go into the metrics.
 struct Timing {
-    metrics: Arc<Metrics>,
+    metrics: ModelMetrics,
     submitted: Instant,
     last: Option<Instant>,
 }
@@ -53,8 +54,8 @@ impl Running {
     /// Creates a request with these answers. Each has the index of its prompt.
     pub(crate) fn new(
         answers: Vec<(usize, TokenStream, Assembler)>,
-        tokenizer: Option<Tokenizer>,
-        metrics: Arc<Metrics>,
+        served: InUse,
+        metrics: ModelMetrics,
     ) -> Self {
         let choices =
             answers.iter().map(|(prompt, ..)| Choice { prompt: *prompt, ..Choice::default() }).collect();
@@ -66,7 +67,8 @@ impl Running {
             reasoning_tokens: 0,
         });
         let timing = Timing { metrics, submitted: Instant::now(), last: None };
-        Self { answers: answers.collect(), choices, tokenizer, timing }
+        let tokenizer = served.tokenizer().ok().cloned();
+        Self { answers: answers.collect(), choices, tokenizer, timing, served }
     }
 
     /// Waits for all answers.
@@ -86,7 +88,7 @@ impl Running {
             let event = event.map_err(|cause| {
                 let refusal = Refusal::from(cause);
                 tracing::error!(cause = refusal.message, "an answer failed");
-                self.timing.metrics.failed(&refusal);
+                self.served.failed(&refusal);
                 refusal
             });
             let (parts, ended) = answer.take(event?, self.tokenizer.as_ref(), &mut self.timing);

@@ -1,4 +1,4 @@
-//! A model that the server serves: its engine, its names, and its chat template.
+//! A loaded model: its engine and its chat template.
 
 use crate::answer::Assembler;
 use crate::job::{Chat, Input, Settings};
@@ -10,6 +10,7 @@ use ragtag_engine::{
 };
 use serde_json::Value;
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Variables of templates that have fields of their own.
@@ -23,8 +24,8 @@ pub struct Served {
     pub(crate) engine: Engine,
     session: Session,
     model: Model,
-    /// Names of the model. The first one is in the answers.
-    names: Vec<String>,
+    /// First error that ended the pipeline.
+    failure: OnceLock<String>,
     /// Source of a chat template that replaces the model's, and its name.
     template: Option<(String, String)>,
     /// The planner of the pipeline's plan, for the times that it predicts.
@@ -34,7 +35,7 @@ pub struct Served {
 
 impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Served").field("names", &self.names).finish_non_exhaustive()
+        f.debug_struct("Served").field("model", &self.model.name()).finish_non_exhaustive()
     }
 }
 
@@ -47,28 +48,17 @@ pub(crate) struct Prepared {
 }
 
 impl Served {
-    /// Serves `model` through `engine`. Clients may call it by its file name, with and without the extension.
+    /// Serves `model` through `engine`.
     pub fn new(model: &Model, engine: Engine) -> Self {
-        let name = model.name();
-        let stem = name.strip_suffix(".gguf").unwrap_or(name);
-        let mut names = vec![stem.to_owned(), name.to_owned()];
-        names.dedup();
         Self {
             session: engine.session(),
             engine,
             model: model.clone(),
-            names,
+            failure: OnceLock::new(),
             template: None,
             planner: None,
             receipt: None,
         }
-    }
-
-    /// Adds a name. The last added one is in the answers.
-    #[must_use]
-    pub fn named(mut self, name: &str) -> Self {
-        self.names.insert(0, name.to_owned());
-        self
     }
 
     /// Sets the planner of the engine's plan. With it, the page shows predicted times beside measured ones.
@@ -95,8 +85,16 @@ impl Served {
         Ok(self)
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.names[0]
+    /// Records that the pipeline has ended.
+    pub(crate) fn failed(&self, cause: &Refusal) {
+        if cause.kind == Kind::Unavailable {
+            self.failure.get_or_init(|| cause.message.clone());
+        }
+    }
+
+    /// Returns why the pipeline has ended, if it has.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     pub(crate) fn context(&self) -> u32 {
@@ -107,19 +105,6 @@ impl Served {
         Ok(self.model.tokenizer()?)
     }
 
-    /// Checks that a request is for this model.
-    pub(crate) fn check_name(&self, name: Option<&str>) -> Result<(), Refusal> {
-        match name.filter(|name| !self.names.iter().any(|own| own == name)) {
-            None => Ok(()),
-            Some(name) => {
-                let message = format!("there is no model {name:?}; this server has {:?}", self.name());
-                let refusal =
-                    Refusal { param: Some("model".into()), ..Refusal::new(Kind::NotFound, message) };
-                Err(refusal.code("model_not_found"))
-            }
-        }
-    }
-
     /// Returns the conversation with its template, and the format of calls.
     pub(crate) fn dialogue(&self, chat: &Chat) -> Result<(Dialogue, Option<Format>), Refusal> {
         let has_tools = !chat.tools.is_empty();
@@ -128,7 +113,7 @@ impl Served {
             None => {
                 let templates = self.model.chat_templates()?;
                 let Some(source) = templates.find(None, has_tools) else {
-                    let message = format!("{} has no chat template: use /v1/completions", self.name());
+                    let message = format!("{} has no chat template: use /v1/completions", self.model.name());
                     return Err(Refusal::new(Kind::Invalid, message));
                 };
                 (source.to_owned(), self.model.name())

@@ -94,7 +94,9 @@ impl Error {
             Error::PlanDevices { .. } | Error::PlanRoutes { .. } => 4,
             Error::PlanMemory { .. } => 6,
             #[cfg(feature = "server")]
-            Error::Server { cause: ragtag_server::Error::Open { .. } } => 2,
+            Error::Server {
+                cause: ragtag_server::Error::Open { .. } | ragtag_server::Error::Names { .. },
+            } => 2,
             #[cfg(feature = "server")]
             Error::Server { .. } => 7,
             #[cfg(feature = "server")]
@@ -124,6 +126,7 @@ fn server_advice(error: &ragtag_server::Error) -> &'static str {
         ragtag_server::Error::Open { .. } => {
             " (give one with --api-key-file, or serve all clients with --insecure)"
         }
+        ragtag_server::Error::Names { .. } => " (--alias sets other names)",
         ragtag_server::Error::Listen { .. } => " (--host and --port set another address)",
         _ => "",
     }

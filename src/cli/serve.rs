@@ -1,31 +1,82 @@
-//! Implements `ragtag serve`, which serves a model over HTTP.
+//! Implements `ragtag serve`, which serves models over HTTP.
 
 use super::args::ServeArgs;
-use super::error::Result;
+use super::error::{Error, Result};
 use super::files::read_input;
 use super::output::{inform, print, set_quiet};
 use super::plan_table::summary;
 use super::records::receipt;
-use super::start::model::open;
+use super::start::model::scaled;
 use super::start::placed::placed_while;
 use super::start::wanted::Needs;
 use super::stream::block_on;
 use super::template;
-use crate::Limits;
 use crate::files::MAX_JSON_BYTES;
-use ragtag_server::{Options, Served};
+use crate::{BUNDLED_MODEL, Limits, Model};
+use ragtag_server::{Failure, Models, Offer, Options, Served};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Number of sequences that must fit at full context, if the user sets none.
 const SEQUENCES: u32 = 4;
+/// Exit code of a model that does not fit.
+const OUT_OF_MEMORY: u8 = 6;
 /// Number of prompt tokens in the warm-up.
 const WARM_TOKENS: u32 = 64;
 
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
     set_quiet(args.quiet);
     let options = options(args)?;
-    let source = args.template.as_deref().map(template::source).transpose()?;
-    let model = open(&args.model, &args.placement)?;
+    let paths = args.paths();
+    let is_one = paths.len() == 1;
+    if !is_one && (args.template.is_some() || args.placement.plan.is_some()) {
+        return Err(Error::Usage("--template and --plan are for a single model".into()));
+    }
+    if !is_one && args.alias.len() > paths.len() {
+        return Err(Error::Usage(format!("{} names for {} models", args.alias.len(), paths.len())));
+    }
+    // A plan on standard input, and a template, are read once.
+    let template = args.template.as_deref().map(template::source).transpose()?;
+    let args = Arc::new(args.clone());
+    let loader = |path: &Option<PathBuf>| {
+        let (args, path, template) = (Arc::clone(&args), path.clone(), template.clone());
+        move || load(&args, path.as_ref(), template.clone())
+    };
+    let offer = |at: usize| {
+        let load = loader(&paths[at]);
+        let start = Box::new(move || load().map_err(|error| failure(&error)));
+        let offer = Offer::new(&name(paths[at].as_deref()), start);
+        let aliases = if is_one { &args.alias[..] } else { args.alias.get(at..=at).unwrap_or_default() };
+        aliases.iter().rev().fold(offer, |offer, name| offer.named(name))
+    };
+    let mut models = Models::new(offer(0));
+    for at in 1..paths.len() {
+        models = models.offering(offer(at))?;
+    }
+    if let Some(seconds) = args.keep_alive {
+        models = models.unloading_after(Duration::from_secs(seconds));
+    }
+    // Without --ctx, the plan of a model uses all memory for its context.
+    if args.placement.ctx.is_none() {
+        models = models.exclusive();
+    }
+    let models = models.running(loader(&paths[0])()?);
+    let mut printed = Ok(());
+    ragtag_server::serve(models, options, |url| printed = print(&format!("listening on {url}\n")))?;
+    printed
+}
+
+/// Returns the name of a model in the API.
+fn name(path: Option<&Path>) -> String {
+    let name = path.map_or(OsStr::new(BUNDLED_MODEL), |path| path.file_name().unwrap_or(path.as_os_str()));
+    name.to_string_lossy().into_owned()
+}
+
+/// Loads a model and starts its engine.
+fn load(args: &ServeArgs, path: Option<&PathBuf>, template: Option<(String, String)>) -> Result<Served> {
+    let model = scaled(path.map_or_else(Model::bundled, Model::open)?, args.placement.rope_scaling)?;
     let verified = args.transfers.verify_transfers;
     let needs = Needs { asked: args.parallel, request: args.request, verified, ..Needs::of(SEQUENCES) };
     let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
@@ -39,16 +90,16 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     block_on(engine.session().warmup(WARM_TOKENS))?;
     let (planner, devices, described) = (placed.planner, placed.devices, model.clone());
     let receipt = Box::new(move |engine: &_| receipt(&described, &devices, engine));
-    let mut served = Served::new(&model, engine).planned_by(planner).with_receipt(receipt);
-    for name in args.alias.iter().rev() {
-        served = served.named(name);
-    }
-    if let Some((source, name)) = source {
-        served = served.with_template(source, name)?;
-    }
-    let mut printed = Ok(());
-    ragtag_server::serve(served, options, |url| printed = print(&format!("listening on {url}\n")))?;
-    printed
+    let served = Served::new(&model, engine).planned_by(planner).with_receipt(receipt);
+    Ok(match template {
+        Some((source, name)) => served.with_template(source, name)?,
+        None => served,
+    })
+}
+
+/// Returns why a request cannot have its model.
+fn failure(error: &Error) -> Failure {
+    Failure { message: error.to_string(), lacks_memory: error.exit_code() == OUT_OF_MEMORY }
 }
 
 fn options(args: &ServeArgs) -> Result<Options> {

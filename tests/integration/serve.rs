@@ -1,6 +1,6 @@
 //! `ragtag serve`: the routes of its APIs, what it refuses, its limits, and its end.
 
-use crate::support::{environment, ragtag, text};
+use crate::support::{environment, model_path, ragtag, text};
 use ragtag::{BUNDLED_MODEL, Model};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -407,7 +407,7 @@ fn the_page_shows_the_pipeline() {
     let tokens = answer["usage"]["completion_tokens"].as_u64();
     let mut first = Value::Null;
     until("a sample has the tokens", || {
-        first = server.get("/internal/state").json();
+        first = server.get("/internal/state").json()["pipeline"].clone();
         let last = first["samples"].as_array().unwrap().last();
         last.is_some_and(|sample| sample["new_tokens"].as_u64() >= tokens)
     });
@@ -427,7 +427,7 @@ fn the_page_shows_the_pipeline() {
     let places: Vec<_> = places.collect();
     assert!(places.contains(&"stage") && places.contains(&"edge"), "{places:?}");
     // Later requests get only what is new.
-    let since = server.get(&format!("/internal/state?since={}", last["at_ms"])).json();
+    let since = server.get(&format!("/internal/state?since={}", last["at_ms"])).json()["pipeline"].clone();
     assert!(since.get("plan").is_none() && since["samples"].as_array().unwrap().len() < 100);
     let receipt = server.get("/internal/receipt").json();
     assert_eq!((&receipt["ragtag_receipt"], &receipt["plan"]), (&json!(1), &first["plan"]));
@@ -578,4 +578,90 @@ fn a_signal_lets_answers_end() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+/// Paths of models whose names in the API are these.
+fn models(names: [&str; 2]) -> [String; 2] {
+    names.map(|name| model_path(name).display().to_string())
+}
+
+impl Server {
+    /// Returns the models of which `/v1/models` says that they are loaded.
+    fn loaded(&self) -> Vec<String> {
+        let models = self.get("/v1/models").json()["data"].as_array().unwrap().clone();
+        let loaded = models.iter().filter(|model| model["is_loaded"] == true);
+        loaded.map(|model| model["id"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+#[test]
+fn models_are_loaded_by_name_and_stay_if_they_fit() {
+    let [first, second] = models(["tales-q4_0", "tales-q8_0"]);
+    let server = Server::start(&[&first, &second, "--ctx", "256", "--alias", "one", "--alias", "two"]);
+    assert_eq!(server.loaded(), ["one"]);
+    let ask = |model: Option<&str>| {
+        let body = json!({ "model": model, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8 });
+        let answer = server.post("/v1/completions", &body).json();
+        let text = answer["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
+        (answer["model"].as_str().unwrap_or_default().to_owned(), text)
+    };
+    let [two, one] = [ask(Some("two")), ask(None)];
+    assert_eq!([&two.0, &one.0], ["two", "one"]);
+    assert_eq!(server.loaded(), ["one", "two"]);
+    // The file name is a name, too.
+    assert_eq!(ask(Some("tales-q8_0.gguf")), two);
+    assert!(!one.1.is_empty() && !two.1.is_empty());
+    let unknown = server.post("/v1/completions", &json!({ "model": "three", "prompt": "a" }));
+    assert_eq!(unknown.status, 404);
+    assert!(unknown.body.contains("this server has \\\"one\\\", \\\"two\\\""), "{}", unknown.body);
+    let metrics = server.get("/metrics").body;
+    for line in ["ragtag_answers_total{model_name=\"one\"} 1", "ragtag_answers_total{model_name=\"two\"} 2"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    assert_eq!(metrics.matches("# HELP ragtag_answers ").count(), 1);
+}
+
+/// Without `--ctx`, a plan uses all memory. A model waits until another one has answered, and replaces it.
+#[test]
+fn a_model_replaces_another_one_after_its_answers() {
+    let [first, second] = models(["tales-bitnet-tq2_0", "tales-q8_0"]);
+    let server = Server::start(&[&first, &second]);
+    let mut stream = long_stream(&server);
+    let ask = |model: Option<&str>| {
+        server.post("/v1/completions", &json!({ "model": model, "prompt": "a", "max_tokens": 4 })).status
+    };
+    assert_eq!((ask(Some("tales-q8_0")), server.loaded()), (200, vec!["tales-q8_0".to_owned()]));
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
+    // The first model is loaded again.
+    assert_eq!((ask(None), server.loaded()), (200, vec!["tales-bitnet-tq2_0".to_owned()]));
+}
+
+#[test]
+fn an_idle_model_is_unloaded_and_loaded_again() {
+    let server = Server::start(&["--keep-alive", "1"]);
+    until("the model is unloaded", || server.loaded().is_empty());
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/internal/state").json()["model"], Value::Null);
+    assert_eq!(server.post("/v1/chat/completions", &chat(json!({}))).status, 200);
+    assert_eq!(server.loaded().len(), 1);
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_is_named_and_the_others_answer() {
+    let [first, _] = models(["tales-q4_0", "tales-q8_0"]);
+    let server = Server::start(&[&first, "/nowhere/missing.gguf", "--ctx", "256"]);
+    let ask = |model: &str| {
+        server.post("/v1/completions", &json!({ "model": model, "prompt": "a", "max_tokens": 4 }))
+    };
+    let missing = ask("missing");
+    assert_eq!(missing.status, 503, "{}", missing.body);
+    assert!(missing.body.contains("cannot load missing: "), "{}", missing.body);
+    assert_eq!(ask("tales-q4_0").status, 200);
+    assert_eq!(server.get("/health").status, 200);
+    let twice = ragtag().args(["serve", "--port", "0", &first, &first]).output().unwrap();
+    let said = String::from_utf8_lossy(&twice.stderr);
+    assert_eq!(twice.status.code(), Some(2), "{said}");
+    assert!(said.contains("two models are called tales-q4_0"), "{said}");
 }

@@ -7,6 +7,7 @@ const RATE = 5; // samples over which rates are averaged
 const at = (id) => document.getElementById(id);
 const SVG = document.querySelector("svg").namespaceURI;
 let key = sessionStorage.getItem("ragtag-key") || "";
+let run = null;
 let plan = null;
 let devices = [];
 let samples = [];
@@ -156,25 +157,44 @@ function planned() {
   at("reasons").replaceChildren(...plan.reasons.map((reason) => make("li", "", reason)));
 }
 
+/// Lists the models for the chat.
+function choices(models) {
+  const select = at("chat-model");
+  const names = models.map((model) => model.name);
+  select.hidden = names.length < 2;
+  if (select.options.length === names.length) return;
+  select.replaceChildren(...names.map((name) => make("option", "", name)));
+}
+
 function show(state) {
-  if (state.plan) {
-    ({ plan, devices } = state);
-    at("split").textContent = `Split ${state.split}`;
-    planned();
-  }
-  if (!plan) return;
-  samples = [...samples, ...state.samples].slice(-WINDOW - RATE);
-  document.title = `${state.model} – Ragtag`;
-  at("model").textContent = state.model;
   at("version").textContent = state.ragtag;
   const hours = state.up_s / 3600;
   at("status").textContent = state.failure || `Running for ${hours < 1 ? `${Math.floor(state.up_s / 60)} min` : `${hours.toFixed(1)} h`}, ${state.connections} connections`;
   at("status").className = state.failure ? "bad" : "";
-  at("live").hidden = false;
-  tiles(state);
-  flow(state);
+  const others = state.models.filter((model) => model.name !== state.model)
+    .map((model) => `${model.name} (${model.is_loaded ? "loaded" : "not loaded"})`);
+  at("models").textContent = others.length ? `Other models: ${others.join(", ")}` : "";
+  at("model").textContent = state.model ?? "No model is loaded";
+  document.title = `${state.model ?? "no model"} – Ragtag`;
+  const { pipeline } = state;
+  if (pipeline?.plan) {
+    ({ run, plan, devices } = pipeline);
+    samples = [];
+    at("split").textContent = `Split ${pipeline.split}`;
+    planned();
+  }
+  choices(state.models);
+  at("live").hidden = !plan;
+  // Another pipeline has another plan, which the next state contains.
+  if (pipeline?.run !== run) {
+    samples = [];
+    return;
+  }
+  samples = [...samples, ...pipeline.samples].slice(-WINDOW - RATE);
+  tiles(pipeline);
+  flow(pipeline);
   timeline();
-  compared(state);
+  compared(pipeline);
 }
 
 async function poll() {
@@ -224,7 +244,7 @@ async function send(event) {
   at("stop").disabled = false;
   let [text, count, began] = ["", 0, 0];
   try {
-    const body = JSON.stringify({ messages, stream: true });
+    const body = JSON.stringify({ model: at("chat-model").value, messages, stream: true });
     const response = await ask("v1/chat/completions", { method: "POST", body, signal: running.signal, headers: { "content-type": "application/json" } });
     for await (const part of texts(response)) {
       text += part;

@@ -1,17 +1,17 @@
 //! Arguments of `ragtag serve`.
 
 use super::devices::DeviceArgs;
-use super::model::ModelArgs;
 use super::placement::{PlacementArgs, RequestArgs};
 use super::run::TransferArgs;
 use clap::Args;
 use std::path::PathBuf;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   ragtag serve                                       # the bundled model
   ragtag serve model.gguf --ctx 8192 --parallel 16 --device cuda:0
+  ragtag serve large.gguf small.gguf --ctx 4096 --keep-alive 600
   ragtag serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   ragtag serve model.gguf --tls-cert chain.pem --tls-key key.pem --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
@@ -20,15 +20,19 @@ Examples:
 Clients of OpenAI's API use http://127.0.0.1:8080/v1 as the base URL, those of Anthropic's http://127.0.0.1:8080. Ctrl-C or \
 SIGTERM stops the server as soon as its answers have ended. docs/serving.md describes routes, limits and metrics.")]
 pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    /// .gguf files or directories with safetensors. The first request for a model loads it. Default: the bundled model.
+    #[arg(value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// Same as MODEL.
+    #[arg(short = 'm', long = "model", value_name = "MODEL", hide = true, conflicts_with = "models")]
+    model_options: Vec<PathBuf>,
     /// Name or address to listen on.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Port to listen on; 0 picks a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name of the model in the API. Repeatable. Default: the file name without .gguf.
+    /// Name of the model in the API, or of each model in turn. Repeatable. Default: the file name without .gguf.
     #[arg(long, alias = "served-model-name", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) alias: Vec<String>,
     /// Key that clients must send. Repeatable. Other users of this machine can see it in the list of processes.
@@ -53,6 +57,9 @@ pub(crate) struct ServeArgs {
     /// of them run at the same time if they are shorter.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
+    /// Unload a model after this time without a request. Default: never.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000), allow_negative_numbers = true)]
+    pub(crate) keep_alive: Option<u64>,
     /// Maximum number of requests that wait. The server refuses more with status 429.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1048576), allow_negative_numbers = true)]
     pub(crate) queue: u32,
@@ -85,4 +92,12 @@ pub(crate) struct ServeArgs {
     pub(crate) request: RequestArgs,
     #[command(flatten)]
     pub(crate) transfers: TransferArgs,
+}
+
+impl ServeArgs {
+    /// Returns the paths of the models. `None` is the bundled model.
+    pub(crate) fn paths(&self) -> Vec<Option<PathBuf>> {
+        let named: Vec<_> = self.models.iter().chain(&self.model_options).cloned().map(Some).collect();
+        if named.is_empty() { vec![None] } else { named }
+    }
 }
