@@ -326,6 +326,14 @@ impl ReasoningSplitter {
         Self { state, held: String::new() }
     }
 
+    /// Returns the marker that ends the reasoning, if the prompt has begun one.
+    pub fn end(&self) -> Option<&'static str> {
+        match self.state {
+            State::Opened(end) | State::Reasoning(end) => Some(end),
+            State::Start | State::Between | State::Answer => None,
+        }
+    }
+
     /// Adds text and returns the pieces that are certain.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held.push_str(text);

@@ -47,6 +47,8 @@ mod engine;
 mod error;
 pub mod files;
 mod fitting;
+#[cfg(feature = "grammars")]
+pub mod grammar;
 mod held;
 mod isolation;
 mod ledger;
@@ -93,8 +95,13 @@ pub use ragtag_planner::{
 pub use ragtag_scheduler::core::{Limits, Priority};
 /// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;
-pub use ragtag_scheduler::{Error as RunError, Refusal, Sampling, Span, SpanKind, compare};
-pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
+pub use ragtag_scheduler::{
+    Error as RunError, LogProbabilities, Refusal, Sampling, Shaping, Span, SpanKind, TokenLogProbability,
+    TokenMask, compare,
+};
+pub use session::{
+    Event, Generation, LogitStream, MaskSource, Prompt, Reason, Session, Summary, TokenStream,
+};
 pub use simulate::{simulate, simulation_spec};
 pub use stage::StageInfo;
 pub use strict::suspicious_weights;

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_reader_that_is_behind_pauses_its_sequence_until_it_has_read_half() {
         let mut unread = Unread::default();
-        let token = Reply::Token { id: 0 };
+        let token = Reply::Token { id: 0, log_probabilities: None };
         for _ in 1..MOST_TOKENS {
             assert_eq!(unread.add(&token), Flow::Go);
         }

@@ -7,8 +7,10 @@ use crate::running::{Running, replies};
 use crate::stop::{Matched, StopMatcher, StopStrings};
 use ragtag_graph::TextStream;
 use ragtag_planner::plan::Plan;
-use ragtag_scheduler::core::{FinishReason, Finished, Priority, SequenceId};
-use ragtag_scheduler::{Job, Reply, Request, Sampler, Sampling, StopRule};
+use ragtag_scheduler::core::{FinishReason, Finished, Priority, Sample, SequenceId};
+use ragtag_scheduler::{
+    Job, LogProbabilities, Reply, Request, Sampler, Sampling, ShapedSampler, Shaping, StopRule, TokenMask,
+};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -40,6 +42,10 @@ pub struct Generation {
     pub max_tokens: u32,
     /// Sampling settings.
     pub sampling: Sampling,
+    /// Penalties, biases and reported log probabilities.
+    pub shaping: Shaping,
+    /// Tokens that may follow, such as those that a grammar allows. The generation ends when the text is complete.
+    pub mask: Option<MaskSource>,
     /// Stop strings. The generated text ends before the first stop string that occurs in it.
     pub stop: Vec<String>,
     /// Whether to continue after the model's end token. Benchmarks set this flag so that all runs have the
@@ -60,6 +66,8 @@ impl Default for Generation {
         Self {
             max_tokens: 256,
             sampling: Sampling::default(),
+            shaping: Shaping::default(),
+            mask: None,
             stop: Vec::new(),
             ignore_end: false,
             priority: Priority::Normal,
@@ -76,11 +84,34 @@ impl Generation {
     }
 }
 
+/// Source of masks, one for each generation.
+#[derive(Clone)]
+pub struct MaskSource(Arc<dyn Fn() -> Box<dyn TokenMask> + Send + Sync>);
+
+impl MaskSource {
+    /// Creates a source that calls `create` for each generation.
+    pub fn new(create: impl Fn() -> Box<dyn TokenMask> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(create))
+    }
+}
+
+impl fmt::Debug for MaskSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MaskSource").finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for MaskSource {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// The model produced an end token.
+    /// The model produced an end token, or the mask of the generation allows no further text.
     End,
     /// The generation reached the maximum number of new tokens.
     MaxTokens,
@@ -122,6 +153,8 @@ pub struct Summary {
     pub preemptions: u32,
     /// Seed of the sampler.
     pub seed: u64,
+    /// Index of the stop string that ended the generation, in the order of [`Generation::stop`].
+    pub stop: Option<u32>,
     /// Time from submission to the first new token, or to the end if there is no new token, in seconds.
     pub prefill_s: f64,
     /// Time from the first new token to the last, in seconds.
@@ -129,16 +162,16 @@ pub struct Summary {
 }
 
 impl Summary {
-    fn new(finished: &Finished, stopped: bool, seed: u64) -> Self {
+    fn new(finished: &Finished, stop: Option<u32>, seed: u64) -> Self {
         let times = finished.times;
         let first = times.prefilled_ns.unwrap_or(times.finished_ns);
         let seconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * 1e-9;
         let reason = match finished.reason {
-            _ if stopped => Reason::Stop,
-            FinishReason::EndToken(_) => Reason::End,
+            _ if stop.is_some() => Reason::Stop,
+            // Without a stop string, the mask has ended the sequence.
+            FinishReason::EndToken(_) | FinishReason::StopRule => Reason::End,
             FinishReason::MaxTokens | FinishReason::LogitsDone => Reason::MaxTokens,
             FinishReason::ContextFull => Reason::ContextFull,
-            FinishReason::StopRule => Reason::Stop,
             FinishReason::Deadline => Reason::Deadline,
             FinishReason::Cancelled => Reason::Cancelled,
         };
@@ -149,6 +182,7 @@ impl Summary {
             new_tokens: finished.new_tokens,
             preemptions: finished.preemptions,
             seed,
+            stop,
             prefill_s: seconds(times.submitted_ns, first),
             decode_s: seconds(first, times.finished_ns),
         }
@@ -200,6 +234,8 @@ pub enum Event {
         id: Option<u32>,
         /// Text that the token completes. It is empty if the session holds the text back.
         text: String,
+        /// Log probabilities of the token, if the generation reports them.
+        log_probabilities: Option<Box<LogProbabilities>>,
     },
     /// The generation has ended.
     Finished(Summary),
@@ -283,15 +319,11 @@ impl Session {
             }
             stream
         });
-        let (seed, stop) = (sampler.seed(), StopMatcher::new(generation.stop.clone()));
+        let (seed, sampler) = (sampler.seed(), self.shaped(sampler, generation)?);
+        let stop = StopMatcher::new(generation.stop.clone());
         let rule = text.clone().filter(|_| !generation.stop.is_empty());
         let rule = rule.map(|text| Box::new(StopStrings { text, stop: stop.clone() }) as Box<dyn StopRule>);
-        let job = Job::Generate {
-            max_new_tokens: generation.max_tokens,
-            end_tokens,
-            sampler: Box::new(sampler),
-            stop: rule,
-        };
+        let job = Job::Generate { max_new_tokens: generation.max_tokens, end_tokens, sampler, stop: rule };
         let (reply, replies) = replies();
         let id = submit(Request {
             prompt: ids.into(),
@@ -302,7 +334,21 @@ impl Session {
             reply,
         })?;
         let running = Running::new(&self.pipeline, id, replies);
-        Ok(TokenStream { running, text, stop, stopped: false, seed, ready: VecDeque::new() })
+        Ok(TokenStream { running, text, stop, stopped: None, seed, ready: VecDeque::new() })
+    }
+
+    /// Returns a sampler that also applies the generation's penalties, biases and mask.
+    fn shaped(&self, sampler: Sampler, generation: &Generation) -> Result<Box<dyn Sample>> {
+        if generation.mask.is_none() && !generation.shaping.reads_rows() {
+            return Ok(Box::new(sampler));
+        }
+        let vocabulary = self.vocabulary();
+        if let Some((token, _)) = generation.shaping.bias.iter().find(|(token, _)| *token >= vocabulary) {
+            return Err(Error::Usage(format!("token {token} is outside the vocabulary of {vocabulary}")));
+        }
+        let mask = generation.mask.as_ref().map(|source| source.0());
+        let shaped = ShapedSampler::new(sampler, generation.shaping.clone(), mask);
+        Ok(Box::new(shaped.map_err(|error| Error::Usage(error.to_string()))?))
     }
 
     /// Prepares the pipeline for the first request, which would otherwise wait until programs are compiled and
@@ -380,7 +426,8 @@ pub struct TokenStream {
     running: Running,
     text: Option<TextStream>,
     stop: StopMatcher,
-    stopped: bool,
+    /// Index of the stop string that occurred.
+    stopped: Option<u32>,
     seed: u64,
     ready: VecDeque<Event>,
 }
@@ -451,19 +498,19 @@ impl TokenStream {
 
     fn take(&mut self, reply: Reply) {
         match reply {
-            Reply::Token { id } => self.token(id),
+            Reply::Token { id, log_probabilities } => self.token(id, log_probabilities),
             Reply::Finished(finished) => {
-                if !self.stopped {
+                if self.stopped.is_none() {
                     let rest = self.text.take().map(TextStream::finish).unwrap_or_default();
                     let text = match self.stop.push(&rest) {
                         Matched::Text(text) => text + &self.stop.finish(),
-                        Matched::Stop(text) => {
-                            self.stopped = true;
+                        Matched::Stop { text, index } => {
+                            self.stopped = Some(index);
                             text
                         }
                     };
                     if !text.is_empty() {
-                        self.ready.push_back(Event::Token { id: None, text });
+                        self.ready.push_back(Event::Token { id: None, text, log_probabilities: None });
                     }
                 }
                 self.ready.push_back(Event::Finished(Summary::new(&finished, self.stopped, self.seed)));
@@ -472,16 +519,16 @@ impl TokenStream {
         }
     }
 
-    fn token(&mut self, id: u32) {
+    fn token(&mut self, id: u32, log_probabilities: Option<Box<LogProbabilities>>) {
         let piece = self.text.as_mut().map(|text| text.push(id)).unwrap_or_default();
         let text = match self.stop.push(&piece) {
             Matched::Text(text) => text,
-            Matched::Stop(text) => {
-                self.stopped = true;
+            Matched::Stop { text, index } => {
+                self.stopped = Some(index);
                 text
             }
         };
-        self.ready.push_back(Event::Token { id: Some(id), text });
+        self.ready.push_back(Event::Token { id: Some(id), text, log_probabilities });
     }
 }
 
@@ -503,6 +550,20 @@ pub struct LogitStream {
 }
 
 impl LogitStream {
+    /// Waits for the logits of the next position. Returns `None` after the last one.
+    ///
+    /// # Errors
+    /// Returns [`Error::Run`] if the pipeline rejected the ids or failed.
+    pub async fn next_row(&mut self) -> Result<Option<Vec<f32>>> {
+        loop {
+            match std::future::poll_fn(|context| self.running.poll(context)).await? {
+                Reply::Logits { row, .. } => return Ok(Some(row)),
+                Reply::Finished(_) => return Ok(None),
+                Reply::Token { .. } | Reply::Failed(_) => {}
+            }
+        }
+    }
+
     /// Waits until the logits of all positions have arrived. Returns float32 values `[positions, vocabulary]`
     /// in row-major order.
     ///
@@ -510,13 +571,10 @@ impl LogitStream {
     /// Returns [`Error::Run`] if the pipeline rejected the ids or failed.
     pub async fn collect(mut self) -> Result<Vec<f32>> {
         let mut logits = Vec::new();
-        loop {
-            match std::future::poll_fn(|context| self.running.poll(context)).await? {
-                Reply::Logits { row, .. } => logits.extend_from_slice(&row),
-                Reply::Finished(_) => return Ok(logits),
-                Reply::Token { .. } | Reply::Failed(_) => {}
-            }
+        while let Some(row) = self.next_row().await? {
+            logits.extend_from_slice(&row);
         }
+        Ok(logits)
     }
 }
 
@@ -536,11 +594,11 @@ mod tests {
             preemptions: 0,
             times,
         };
-        let summary = Summary::new(&cancelled, false, 1);
+        let summary = Summary::new(&cancelled, None, 1);
         assert_eq!(summary.prefill_tokens_per_s(), 0.0);
         assert!(summary.timings()["prefill_tokens_per_s"].is_null());
         let times = SequenceTimes { prefilled_ns: Some(1_000_000_000), ..times };
-        let later = Summary::new(&Finished { new_tokens: 3, times, ..cancelled }, false, 1);
+        let later = Summary::new(&Finished { new_tokens: 3, times, ..cancelled }, None, 1);
         assert_eq!((later.prefill_tokens_per_s(), later.decode_tokens_per_s()), (80.0, 2.0));
     }
 }

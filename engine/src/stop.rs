@@ -8,6 +8,7 @@ use ragtag_scheduler::StopRule;
 /// may be the start of a stop string.
 #[derive(Clone, Debug)]
 pub(crate) struct StopMatcher {
+    /// Stop strings. An empty one never occurs.
     stops: Vec<String>,
     held: String,
 }
@@ -17,20 +18,27 @@ pub(crate) struct StopMatcher {
 pub(crate) enum Matched {
     /// Text that is not part of a stop string.
     Text(String),
-    /// A stop string occurs. The value is the text before it that has not been returned yet.
-    Stop(String),
+    /// A stop string occurs.
+    Stop {
+        /// The text before it that has not been returned yet.
+        text: String,
+        /// Its index. If several begin at the same place, that of the first one.
+        index: u32,
+    },
 }
 
 impl StopMatcher {
     pub(crate) fn new(stops: Vec<String>) -> Self {
-        Self { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
+        Self { stops, held: String::new() }
     }
 
     pub(crate) fn push(&mut self, text: &str) -> Matched {
         self.held.push_str(text);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+        let stops = (0..).zip(&self.stops).filter(|(_, stop)| !stop.is_empty());
+        let found = stops.filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index)));
+        if let Some((at, index)) = found.min() {
             self.held.truncate(at);
-            return Matched::Stop(std::mem::take(&mut self.held));
+            return Matched::Stop { text: std::mem::take(&mut self.held), index };
         }
         let clear = self.held.len() - self.longest_start();
         Matched::Text(self.held.drain(..clear).collect())
@@ -59,7 +67,7 @@ pub(crate) struct StopStrings {
 
 impl StopRule for StopStrings {
     fn matches(&mut self, token: u32) -> bool {
-        matches!(self.stop.push(&self.text.push(token)), Matched::Stop(_))
+        matches!(self.stop.push(&self.text.push(token)), Matched::Stop { .. })
     }
 }
 
@@ -67,26 +75,27 @@ impl StopRule for StopStrings {
 mod tests {
     use super::*;
 
-    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+    /// Returns the text, and the index of the stop string that ended it.
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<u32>) {
         let mut matcher = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
         let mut out = String::new();
         for piece in pieces {
             match matcher.push(piece) {
                 Matched::Text(text) => out.push_str(&text),
-                Matched::Stop(text) => return (out + &text, true),
+                Matched::Stop { text, index } => return (out + &text, Some(index)),
             }
         }
-        (out + &matcher.finish(), false)
+        (out + &matcher.finish(), None)
     }
 
     #[test]
     fn text_ends_before_a_stop_string_split_over_pieces() {
-        assert_eq!(run(&["END"], &["a E", "N", "D b"]), ("a ".into(), true));
-        assert_eq!(run(&["END"], &["a EN", "C", "E b"]), ("a ENCE b".into(), false));
-        assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
-        assert_eq!(run(&["\n\n", "ö!"], &["x\n", "y", "ö", "!"]), ("x\ny".into(), true));
-        assert_eq!(run(&["zz", "b"], &["abz", "z"]), ("a".into(), true));
-        assert_eq!(run(&["", "never"], &["nev", "e"]), ("neve".into(), false));
+        assert_eq!(run(&["END"], &["a E", "N", "D b"]), ("a ".into(), Some(0)));
+        assert_eq!(run(&["END"], &["a EN", "C", "E b"]), ("a ENCE b".into(), None));
+        assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), Some(0)));
+        assert_eq!(run(&["\n\n", "ö!"], &["x\n", "y", "ö", "!"]), ("x\ny".into(), Some(1)));
+        assert_eq!(run(&["zz", "b"], &["abz", "z"]), ("a".into(), Some(1)));
+        assert_eq!(run(&["", "never"], &["nev", "e"]), ("neve".into(), None));
     }
 
     #[test]

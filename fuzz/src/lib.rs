@@ -6,6 +6,7 @@ pub mod conversation;
 pub mod gguf;
 pub mod plan;
 pub mod safetensors;
+pub mod server;
 pub mod tokenizer;
 
 /// Checks that an error message is short and free of control characters, even if it quotes the file. Always

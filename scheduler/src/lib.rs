@@ -33,6 +33,7 @@ pub use runtime::{
     Busy, Flow, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats,
     Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
 };
+pub use sampling::shaping::{LogProbabilities, ShapedSampler, Shaping, TokenLogProbability, TokenMask};
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};
 pub use transfers::{Crossed, EdgeReport};

@@ -7,6 +7,10 @@
 //!
 //! This module does not depend on the source of the logits.
 
+pub mod shaping;
+
+pub use shaping::token_log_probability;
+
 use std::cell::RefCell;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use thiserror::Error;
@@ -416,26 +420,6 @@ impl SplitMix64 {
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
-}
-
-/// Returns the natural logarithm of the softmax probability of `token`, computed in f64.
-///
-/// # Errors
-/// [`SamplingError::NotANumber`] if any logit is NaN. [`SamplingError::NoSuchToken`] if `token` is not in the
-/// vocabulary. [`SamplingError::NoCandidate`] if no token has a probability above 0.
-pub fn token_log_probability(logits: &[f32], token: u32) -> Result<f64, SamplingError> {
-    if let Some(token) = logits.iter().position(|l| l.is_nan()) {
-        return Err(SamplingError::NotANumber { token });
-    }
-    let none = SamplingError::NoSuchToken { token, vocabulary: logits.len() };
-    let finite = |logit: f32| f64::from(logit.min(f32::MAX));
-    let own = finite(usize::try_from(token).ok().and_then(|t| logits.get(t)).copied().ok_or(none)?);
-    let best = logits.iter().map(|l| finite(*l)).fold(f64::NEG_INFINITY, f64::max);
-    if best == f64::NEG_INFINITY {
-        return Err(SamplingError::NoCandidate { logits: logits.len() });
-    }
-    let sum: f64 = logits.iter().map(|l| (finite(*l) - best).exp()).sum();
-    Ok(own - best - sum.ln())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Answers: the text of the model, split into reasoning, text and calls, and the end of the answer.
 
+use crate::logs::Log;
 use crate::tools::{Format, Part, ToolParser};
 use ragtag_engine::{Piece, Reason, ReasoningSplitter, Summary};
 
@@ -72,6 +73,8 @@ pub(crate) struct Ended {
     pub(crate) finish: Finish,
     pub(crate) reason: Reason,
     pub(crate) seed: u64,
+    /// Index of the stop string that appeared.
+    pub(crate) stop: Option<u32>,
     pub(crate) usage: Usage,
 }
 
@@ -100,7 +103,7 @@ impl Ended {
             new: summary.new_tokens.into(),
             reasoning,
         };
-        Self { finish, reason: summary.reason, seed: summary.seed, usage }
+        Self { finish, reason: summary.reason, seed: summary.seed, stop: summary.stop, usage }
     }
 
     /// Returns a reason for the end that the finish reasons of the APIs hide.
@@ -129,6 +132,8 @@ pub(crate) struct Choice {
     pub(crate) text: String,
     pub(crate) reasoning: String,
     pub(crate) calls: Vec<Call>,
+    /// Log probabilities of all tokens, if the request wants them.
+    pub(crate) logs: Vec<Log>,
     pub(crate) ended: Option<Ended>,
 }
 

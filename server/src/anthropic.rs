@@ -1,12 +1,14 @@
 //! `/v1/messages` of Anthropic's API.
 
 use crate::answer::{Choice, Ended, Finish, Usage, usage};
-use crate::job::{self, Chat, Events, Input, Job, Named, Rest, Stamp, Writer};
+use crate::constraint::{AnswerFormat, Calls};
+use crate::job::{self, Chat, Events, Input, Job, Named, Rest, Settings, Stamp, Writer};
 use crate::openai::conversation;
 use crate::refusal::{Refusal, Shape};
 use crate::tools::Part;
 use ragtag_engine::Sampling;
 use ragtag_engine::chat::{Data, Message};
+use ragtag_engine::grammar::Grammar;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -90,11 +92,13 @@ pub(crate) struct Tool {
 }
 
 /// Whether the model may call functions.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct ToolChoice {
-    /// `auto` or `none`.
+    /// `auto`, `none`, `any` or `tool`.
     #[serde(rename = "type")]
     kind: String,
+    /// Name of the function that is called, for the type `tool`.
+    name: Option<String>,
     disable_parallel_tool_use: Option<bool>,
 }
 
@@ -110,6 +114,7 @@ pub(crate) struct Thinking {
 pub(crate) struct OutputConfig {
     /// Effort of the reasoning, for templates that know it.
     effort: Option<String>,
+    format: Option<AnswerFormat>,
     #[serde(flatten)]
     #[schema(ignore)]
     rest: Rest,
@@ -177,8 +182,8 @@ impl Named for MessagesRequest {
 }
 
 impl MessagesRequest {
-    /// Returns the name of the model and the conversation.
-    pub(crate) fn chat(self) -> Result<Chat, Refusal> {
+    /// Returns the conversation, and the grammar of the answer.
+    pub(crate) fn chat(self) -> Result<(Chat, Option<Grammar>), Refusal> {
         job::check_rest(&self.rest, HARMLESS)?;
         let mut messages = Vec::new();
         if let Some(system) = &self.system {
@@ -198,37 +203,41 @@ impl MessagesRequest {
             Some("system") => return Err(Refusal::of("messages", "the list of messages is empty")),
             _ => {}
         }
-        let mut chat = Chat { messages, ..Chat::default() };
+        let (mut chat, mut grammar) = (Chat { messages, ..Chat::default() }, None);
         if let Some(output) = self.output_config {
             job::check_rest(&output.rest, &[])?;
             chat.effort = job::effort("output_config.effort", output.effort)?;
+            let format = output.format.map(|format| format.grammar("output_config.format"));
+            grammar = format.transpose()?.flatten();
         }
         match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
             None | Some("adaptive") => {}
             Some("disabled") => chat.effort = Some("none".into()),
             Some(_) => return Err(Refusal::of("thinking", "a budget for thinking is not supported")),
         }
-        let choice =
-            self.tool_choice.unwrap_or(ToolChoice { kind: "auto".into(), disable_parallel_tool_use: None });
+        let choice = self.tool_choice.unwrap_or_default();
         chat.takes_one_call = choice.disable_parallel_tool_use == Some(true);
         let tools = self.tools.unwrap_or_default();
         if tools.iter().any(|tool| tool.kind.as_deref().is_some_and(|kind| kind != "custom")) {
             return Err(Refusal::of("tools", "only tools of the client are supported (type custom)"));
         }
-        match choice.kind.as_str() {
-            "none" => {}
-            "auto" => {
-                let tools = tools.into_iter();
-                let tools =
-                    tools.map(|it| job::function(&it.name, it.description.as_deref(), it.input_schema));
-                chat.tools = job::tools(tools.collect())?;
-            }
-            kind => {
-                let message = format!("tool_choice {kind} is not supported: use auto or none");
+        chat.calls = match (choice.kind.as_str(), choice.name) {
+            ("none", _) => return Ok((chat, grammar)),
+            // The default has no type.
+            ("" | "auto", _) => Calls::Free,
+            ("any", _) => Calls::Required,
+            ("tool", Some(name)) => Calls::Of(name),
+            (kind, _) => {
+                let message =
+                    format!("tool_choice {kind} is not supported: use auto, none, any or tool with a name");
                 return Err(Refusal::of("tool_choice", message));
             }
-        }
-        Ok(chat)
+        };
+        let tools = tools.into_iter();
+        let tools = tools.map(|it| job::function(&it.name, it.description.as_deref(), it.input_schema));
+        chat.tools = job::tools(tools.collect())?;
+        chat.calls.check(&chat.tools)?;
+        Ok((chat, grammar))
     }
 
     pub(crate) fn job(mut self, stamp: &Stamp) -> Result<Job, Refusal> {
@@ -246,7 +255,8 @@ impl MessagesRequest {
         let stop = self.stop_sequences.take().unwrap_or_default();
         let settings = job::settings(sampling, Some(max_tokens), stop.clone(), 1)?;
         let is_stream = self.stream.unwrap_or(false);
-        let chat = self.chat()?;
+        let (chat, grammar) = self.chat()?;
+        let settings = Settings { grammar, ..settings };
         let writer = MessagesWriter { stamp: stamp.clone(), stop, blocks: 0, open: None, calls: 0 };
         Ok(Job { prompts: vec![Input::Chat(chat)], settings, is_stream, writer: Box::new(writer) })
     }
@@ -287,7 +297,7 @@ impl MessagesWriter {
         })
     }
 
-    /// Returns the reason for the end, and the stop string if it is known.
+    /// Returns the reason for the end, and the stop string that appeared.
     fn reason(&self, ended: &Ended) -> Value {
         let reason = match ended.finish {
             Finish::Stop => "end_turn",
@@ -295,8 +305,9 @@ impl MessagesWriter {
             Finish::Length => "max_tokens",
             Finish::Calls => "tool_use",
         };
-        let only = Some(&self.stop).filter(|stop| stop.len() == 1 && ended.finish == Finish::StopString);
-        json!({ "stop_reason": reason, "stop_sequence": only.map(|stop| &stop[0]) })
+        let stop = ended.stop.filter(|_| ended.finish == Finish::StopString);
+        let stop = stop.and_then(|index| self.stop.get(index as usize));
+        json!({ "stop_reason": reason, "stop_sequence": stop })
     }
 
     /// Ends the current block unless it is of the type `next`, and begins that one.

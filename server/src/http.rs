@@ -192,7 +192,14 @@ impl Server {
             let (job, prompts) = prepare(&served, job(request, &stamp)?)?;
             Ok((served, job, prompts))
         });
-        let (served, job, prompts) = prepared.await?;
+        let (served, mut job, prompts) = prepared.await?;
+        if let Some(top) = job.settings.shaping.log_probabilities.filter(|_| job.writer.echoes()) {
+            let mut logs = Vec::new();
+            for prompt in &prompts {
+                logs.push(served.prompt_logs(prompt, top).await?);
+            }
+            job.writer.set_echo_logs(logs);
+        }
         let mut answers = Vec::new();
         for (at, prompt) in prompts.iter().enumerate() {
             for _ in 0..job.settings.n {
@@ -225,7 +232,10 @@ fn prepare(served: &Served, mut job: Job) -> Result<(Job, Vec<Prepared>), Refusa
         });
         job.writer.set_echo(echo.collect());
     }
-    let prompts = inputs.into_iter().map(|input| served.prepare(input)).collect::<Result<_, _>>()?;
+    served.check_bias(&job.settings)?;
+    let grammar = job.settings.grammar.as_ref();
+    let prompts = inputs.into_iter().map(|input| served.prepare(input, grammar));
+    let prompts = prompts.collect::<Result<_, _>>()?;
     Ok((job, prompts))
 }
 
@@ -436,7 +446,7 @@ async fn embeddings() -> Response {
 )]
 async fn count_tokens(State(server): Shared, request: Request) -> Response {
     let counted = server.answer(request, |_, served, request: MessagesRequest| {
-        let ids = served.dialogue(&request.chat()?)?.0.prompt()?.ids;
+        let ids = served.dialogue(&request.chat()?.0)?.0.prompt()?.ids;
         Ok(json!({ "input_tokens": ids.len() }))
     });
     answered(counted.await, Shape::Anthropic)

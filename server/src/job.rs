@@ -1,10 +1,13 @@
 //! Requests, independent of their API: prompts, settings, and a writer for the answers.
 
 use crate::answer::{Choice, Ended};
+use crate::constraint::{Calls, Constraints};
+use crate::logs::Log;
 use crate::refusal::Refusal;
 use crate::tools::Part;
-use ragtag_engine::Sampling;
 use ragtag_engine::chat::{Data, Message, Object};
+use ragtag_engine::grammar::Grammar;
+use ragtag_engine::{Sampling, Shaping};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -48,6 +51,7 @@ pub(crate) enum Input {
 pub(crate) struct Chat {
     pub(crate) messages: Vec<Message>,
     pub(crate) tools: Vec<Object>,
+    pub(crate) calls: Calls,
     /// Variables of the template.
     pub(crate) variables: BTreeMap<String, Data>,
     /// Whether an answer contains at most one call.
@@ -61,6 +65,9 @@ pub(crate) struct Chat {
 pub(crate) struct Settings {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) sampling: Sampling,
+    pub(crate) shaping: Shaping,
+    /// Grammar of the text after the reasoning.
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) stop: Vec<String>,
     /// Number of answers to each prompt.
     pub(crate) n: usize,
@@ -70,6 +77,8 @@ pub(crate) struct Settings {
 pub(crate) trait Writer: Send {
     /// Writes the begin of a stream with `choices` answers to prompts of `prompt_tokens` tokens.
     fn begin(&mut self, choices: usize, prompt_tokens: u64, out: &mut Events);
+    /// Takes the log probabilities of a token of answer `index`, before its parts.
+    fn log(&mut self, _index: usize, _log: &Log) {}
     /// Writes a part of answer `index`.
     fn part(&mut self, index: usize, part: &Part, out: &mut Events);
     /// Writes the end of answer `index`.
@@ -86,6 +95,8 @@ pub(crate) trait Writer: Send {
     fn whole(&self, choices: &[Choice]) -> Value;
     /// Sets the prompts that the writer echoes.
     fn set_echo(&mut self, _prompts: Vec<String>) {}
+    /// Sets the log probabilities of the echoed prompts.
+    fn set_echo_logs(&mut self, _logs: Vec<Vec<Log>>) {}
     /// Returns whether the writer echoes the prompts.
     fn echoes(&self) -> bool {
         false
@@ -144,16 +155,12 @@ pub(crate) struct Sampler {
     /// Number of answers.
     #[schema(minimum = 1)]
     n: Option<usize>,
-    /// Only 0.
+    #[schema(minimum = -2.0, maximum = 2.0)]
     presence_penalty: Option<f32>,
-    /// Only 0.
+    #[schema(minimum = -2.0, maximum = 2.0)]
     frequency_penalty: Option<f32>,
-    /// Only an empty object.
-    #[schema(value_type = Option<Object>)]
-    logit_bias: Option<BTreeMap<String, Value>>,
-    /// Only `text`.
-    #[schema(value_type = Option<Object>)]
-    response_format: Option<Value>,
+    /// Amounts from -100 to 100 to add to the logits of tokens, by their ids.
+    logit_bias: Option<BTreeMap<String, f32>>,
 }
 
 /// A text or a list of texts.
@@ -179,20 +186,30 @@ impl Sampler {
         self.n.unwrap_or(1)
     }
 
-    /// Returns the settings of the generation. `seed` is the seed if the request has none.
+    /// Returns the settings of the generation. `seed` is the seed if the request has none, and `logs` the number of likely
+    /// tokens whose log probabilities are reported.
     ///
     /// # Errors
-    /// Refuses parameters that are out of range, and those that the engine cannot obey.
-    pub(crate) fn settings(self, max_tokens: Option<u32>, seed: u64) -> Result<Settings, Refusal> {
-        let unsupported = [
-            ("presence_penalty", self.presence_penalty.is_some_and(|penalty| penalty != 0.0)),
-            ("frequency_penalty", self.frequency_penalty.is_some_and(|penalty| penalty != 0.0)),
-            ("logit_bias", self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty())),
-            ("response_format", self.response_format.as_ref().is_some_and(|format| format["type"] != "text")),
-        ];
-        if let Some((name, _)) = unsupported.into_iter().find(|(_, is_set)| *is_set) {
-            return Err(Refusal::unsupported(name));
-        }
+    /// Refuses parameters that are out of range.
+    pub(crate) fn settings(
+        self,
+        max_tokens: Option<u32>,
+        seed: u64,
+        logs: Option<u32>,
+        constraints: Constraints,
+    ) -> Result<Settings, Refusal> {
+        let n = self.choices();
+        let bias = self.logit_bias.unwrap_or_default().into_iter().map(|(token, amount)| {
+            let token =
+                token.parse().map_err(|_| Refusal::of("logit_bias", format!("{token:?} is no token id")));
+            Ok((token?, amount))
+        });
+        let shaping = Shaping {
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            bias: bias.collect::<Result<_, Refusal>>()?,
+            log_probabilities: logs,
+        };
         let top_k = match self.top_k.unwrap_or(0) {
             -1 => 0,
             top_k => {
@@ -208,10 +225,24 @@ impl Sampler {
             seed: Some(self.seed.map_or(seed, i64::cast_unsigned)),
             ..Sampling::default()
         };
-        let n = self.choices();
         let stop = self.stop.map(OneOrMore::into_list).unwrap_or_default();
-        settings(sampling, max_tokens, stop, n)
+        let grammar = constraints.grammar()?;
+        let settings = settings(sampling, max_tokens, stop, n)?;
+        shaping.validate().map_err(out_of_range)?;
+        Ok(Settings { shaping, grammar, ..settings })
     }
+}
+
+/// Refuses a setting whose name begins the message.
+fn out_of_range(cause: impl std::fmt::Display) -> Refusal {
+    let message = cause.to_string();
+    let name = message.split(" is ").next().unwrap_or_default().replace(['-', ' '], "_");
+    let param = match name.as_str() {
+        "number_of_biased_tokens" => "logit_bias",
+        "number_of_log_probabilities" => "top_logprobs",
+        name => name,
+    };
+    Refusal::of(param, message.clone())
 }
 
 /// Checks settings and returns them.
@@ -221,12 +252,7 @@ pub(crate) fn settings(
     stop: Vec<String>,
     n: usize,
 ) -> Result<Settings, Refusal> {
-    sampling.validate().map_err(|cause| {
-        let message = cause.to_string();
-        let names = ["temperature", "top-p", "min-p", "repetition penalty"];
-        let at_fault = names.into_iter().find(|name| message.contains(name)).unwrap_or("temperature");
-        Refusal::of(&at_fault.replace(['-', ' '], "_"), message)
-    })?;
+    sampling.validate().map_err(out_of_range)?;
     if max_tokens == Some(0) {
         return Err(Refusal::of("max_tokens", "the maximum number of tokens must be at least 1"));
     }
@@ -239,7 +265,7 @@ pub(crate) fn settings(
             format!("at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_BYTES} bytes are allowed"),
         ));
     }
-    Ok(Settings { max_tokens, sampling, stop, n })
+    Ok(Settings { max_tokens, sampling, shaping: Shaping::default(), grammar: None, stop, n })
 }
 
 /// Checks the number of answers to all prompts.

@@ -1,7 +1,8 @@
 //! Ragtag's HTTP server: the APIs of OpenAI and Anthropic over the pipelines of one or more models.
 //!
 //! The APIs (`openai.rs`, `responses.rs`, `anthropic.rs`) turn requests into jobs, and parts of answers into events.
-//! `tools.rs` and `answer.rs` split the text of an answer into these parts. All of this is pure: no sockets, no clock.
+//! `tools.rs` and `answer.rs` split the text of an answer into these parts. `constraint.rs` turns formats and demanded calls
+//! into grammars, and `logs.rs` writes log probabilities. All of this is pure: no sockets, no clock.
 //! `models.rs` loads and unloads models. `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
 //! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`. `load` measures servers.
 
@@ -9,11 +10,14 @@
 
 mod answer;
 mod anthropic;
+mod constraint;
+mod exchange;
 mod guard;
 mod http;
 mod job;
 mod listen;
 mod load;
+mod logs;
 mod metrics;
 mod models;
 mod monitor;
@@ -27,6 +31,8 @@ mod served;
 mod signals;
 mod tools;
 
+#[doc(hidden)]
+pub use exchange::{Exchange, exchange};
 pub use load::{Distribution, Load, LoadError, LoadReport, load};
 pub use models::{Failure, Models, Offer, Start};
 pub use options::Options;

@@ -148,7 +148,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Takes the model out if nobody uses it and `may` agrees.
+    /// Takes the model out if no request uses it and `may` agrees.
     fn take(&self, may: impl FnOnce(&State, &Served) -> bool) -> Option<Arc<Served>> {
         let mut state = self.state();
         let served = state.served.as_ref().filter(|served| Arc::strong_count(served) == 1)?;

@@ -1,7 +1,9 @@
 //! `/v1/chat/completions` and `/v1/completions` of OpenAI's API.
 
 use crate::answer::{Call, Choice, Ended, Finish, Usage, usage};
+use crate::constraint::{Calls, Constraints};
 use crate::job::{self, Chat, Events, Input, Job, Named, OneOrMore, Rest, Sampler, Stamp, Writer};
+use crate::logs::{self, Log};
 use crate::refusal::{Refusal, Shape};
 use crate::tools::Part;
 use ragtag_engine::chat::{Data, Message, Object};
@@ -37,20 +39,23 @@ pub(crate) struct ChatRequest {
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<serde_json::Map<String, Value>>>)]
     tools: Option<Vec<Object>>,
-    /// `auto` or `none`.
-    #[schema(value_type = Option<String>)]
+    /// `auto`, `none`, `required`, or a function.
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     /// Effort of the reasoning, for templates that know it.
     reasoning_effort: Option<String>,
     /// Switches of the chat template, such as `enable_thinking`.
     chat_template_kwargs: Option<BTreeMap<String, bool>>,
-    /// Only false.
+    /// Whether to report the log probabilities of the tokens.
     logprobs: Option<bool>,
-    /// Only 0.
+    /// Number of most likely tokens to report beside each token.
+    #[schema(maximum = 20)]
     top_logprobs: Option<u32>,
     #[serde(flatten)]
     sampler: Sampler,
+    // Not a part of `Sampler`: serde does not know which fields a struct takes if it contains another flattened one.
+    #[serde(flatten)]
+    constraints: Constraints,
     #[serde(flatten)]
     #[schema(ignore)]
     rest: Rest,
@@ -174,15 +179,12 @@ impl ChatMessage {
     }
 }
 
-/// Returns whether the model may call functions.
-pub(crate) fn may_call(choice: Option<&Value>) -> Result<bool, Refusal> {
-    match choice.map(|choice| choice.as_str().unwrap_or("a function")) {
-        None | Some("auto") => Ok(true),
-        Some("none") => Ok(false),
-        Some(other) => {
-            let message = format!("tool_choice {other} is not supported: use auto or none");
-            Err(Refusal::of("tool_choice", message).code("unsupported_parameter"))
-        }
+/// Returns the functions that the model may call, and whether it must.
+pub(crate) fn callable(tools: Vec<Object>, choice: Option<&Value>) -> Result<(Vec<Object>, Calls), Refusal> {
+    let tools = job::tools(tools)?;
+    match Calls::of(choice)? {
+        None => Ok((Vec::new(), Calls::Free)),
+        Some(calls) => calls.check(&tools).map(|()| (tools, calls)),
     }
 }
 
@@ -207,27 +209,36 @@ impl Named for ChatRequest {
 impl ChatRequest {
     pub(crate) fn job(self, stamp: &Stamp) -> Result<Job, Refusal> {
         job::check_rest(&self.rest, HARMLESS)?;
-        if self.logprobs == Some(true) || self.top_logprobs.is_some_and(|count| count > 0) {
-            return Err(Refusal::unsupported("logprobs"));
-        }
+        let logs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (true, top) => Some(top.unwrap_or(0)),
+            (false, None | Some(0)) => None,
+            (false, _) => return Err(Refusal::of("top_logprobs", "top_logprobs needs logprobs")),
+        };
         let messages = self.messages.into_iter().map(ChatMessage::message).collect::<Result<_, _>>()?;
-        let tools = job::tools(self.tools.unwrap_or_default())?;
-        let tools = if may_call(self.tool_choice.as_ref())? { tools } else { Vec::new() };
+        let (tools, calls) = callable(self.tools.unwrap_or_default(), self.tool_choice.as_ref())?;
         let variables = self.chat_template_kwargs.unwrap_or_default();
         let chat = Chat {
             messages: conversation(messages)?,
             tools,
+            calls,
             variables: variables.into_iter().map(|(name, value)| (name, value.into())).collect(),
             takes_one_call: self.parallel_tool_calls == Some(false),
             effort: job::effort("reasoning_effort", self.reasoning_effort)?,
         };
-        let settings = self.sampler.settings(self.max_completion_tokens.or(self.max_tokens), stamp.seed)?;
+        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
+        let settings = self.sampler.settings(max_tokens, stamp.seed, logs, self.constraints)?;
         let has_usage = self.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
         Ok(Job {
             prompts: vec![Input::Chat(chat)],
             settings,
             is_stream: self.stream.unwrap_or(false),
-            writer: Box::new(ChatWriter { stamp: stamp.clone(), has_usage, calls: Vec::new() }),
+            writer: Box::new(ChatWriter {
+                stamp: stamp.clone(),
+                has_usage,
+                has_logs: logs.is_some(),
+                calls: Vec::new(),
+                logs: Vec::new(),
+            }),
         })
     }
 }
@@ -253,8 +264,11 @@ fn usage_json(usage: Usage) -> Value {
 struct ChatWriter {
     stamp: Stamp,
     has_usage: bool,
+    has_logs: bool,
     /// Number of calls of each answer.
     calls: Vec<usize>,
+    /// Log probabilities of each answer that have not been written.
+    logs: Vec<Vec<Log>>,
 }
 
 impl ChatWriter {
@@ -267,12 +281,18 @@ impl ChatWriter {
         format!("call_{}_{choice}_{call}", self.stamp.id)
     }
 
-    fn chunk(&self, index: usize, delta: &Value, ended: Option<&Ended>, out: &mut Events) {
+    fn logs(&self, logs: &[Log]) -> Value {
+        if self.has_logs { logs::chat(logs) } else { Value::Null }
+    }
+
+    fn chunk(&mut self, index: usize, delta: &Value, ended: Option<&Ended>, out: &mut Events) {
+        let logs = std::mem::take(&mut self.logs[index]);
+        let logs = if logs.is_empty() { Value::Null } else { self.logs(&logs) };
         let mut chunk = self.frame("chat.completion.chunk");
         let mut choice = json!({
             "index": index,
             "delta": delta,
-            "logprobs": null,
+            "logprobs": logs,
             "finish_reason": ended.map(finish_reason),
         });
         if let Some(ended) = ended {
@@ -296,10 +316,14 @@ impl ChatWriter {
 
 impl Writer for ChatWriter {
     fn begin(&mut self, choices: usize, _: u64, out: &mut Events) {
-        self.calls = vec![0; choices];
+        (self.calls, self.logs) = (vec![0; choices], vec![Vec::new(); choices]);
         for index in 0..choices {
             self.chunk(index, &json!({ "role": "assistant", "content": "" }), None, out);
         }
+    }
+
+    fn log(&mut self, index: usize, log: &Log) {
+        self.logs[index].push(log.clone());
     }
 
     fn part(&mut self, index: usize, part: &Part, out: &mut Events) {
@@ -352,7 +376,7 @@ impl Writer for ChatWriter {
             json!({
                 "index": index,
                 "message": message,
-                "logprobs": null,
+                "logprobs": self.logs(&choice.logs),
                 "finish_reason": choice.ended.as_ref().map(finish_reason),
                 "seed": choice.ended.map(|ended| ended.seed),
                 "stop_reason": choice.ended.and_then(|ended| ended.detail()),
@@ -374,13 +398,17 @@ pub(crate) struct CompletionRequest {
     stream_options: Option<StreamOptions>,
     /// Whether the answer begins with the prompt.
     echo: Option<bool>,
-    /// Only null.
+    /// Number of most likely tokens to report beside each token. With `echo`, also for those of the prompt.
+    #[schema(maximum = 20)]
     logprobs: Option<u32>,
     /// Only empty.
     suffix: Option<String>,
     best_of: Option<usize>,
     #[serde(flatten)]
     sampler: Sampler,
+    // Not a part of `Sampler`: serde does not know which fields a struct takes if it contains another flattened one.
+    #[serde(flatten)]
+    constraints: Constraints,
     #[serde(flatten)]
     #[schema(ignore)]
     rest: Rest,
@@ -416,7 +444,6 @@ impl CompletionRequest {
         job::check_rest(&self.rest, HARMLESS)?;
         let choices = self.sampler.choices();
         let refused = [
-            ("logprobs", self.logprobs.is_some()),
             ("suffix", self.suffix.is_some_and(|suffix| !suffix.is_empty())),
             ("best_of", self.best_of.is_some_and(|best_of| best_of != choices)),
         ];
@@ -424,8 +451,12 @@ impl CompletionRequest {
             return Err(Refusal::unsupported(name));
         }
         let prompts = self.prompt.inputs();
-        let settings =
-            self.sampler.settings(Some(self.max_tokens.unwrap_or(COMPLETION_TOKENS)), stamp.seed)?;
+        let settings = self.sampler.settings(
+            Some(self.max_tokens.unwrap_or(COMPLETION_TOKENS)),
+            stamp.seed,
+            self.logprobs,
+            self.constraints,
+        )?;
         job::check_choices(prompts.len(), settings.n)?;
         let has_usage = self.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
         let echo = self.echo.unwrap_or(false).then(Vec::new);
@@ -433,7 +464,15 @@ impl CompletionRequest {
             prompts,
             settings,
             is_stream: self.stream.unwrap_or(false),
-            writer: Box::new(CompletionWriter { stamp: stamp.clone(), has_usage, echo, n: choices }),
+            writer: Box::new(CompletionWriter {
+                stamp: stamp.clone(),
+                has_usage,
+                has_logs: self.logprobs.is_some(),
+                echo,
+                echo_logs: Vec::new(),
+                n: choices,
+                logs: Vec::new(),
+            }),
         })
     }
 }
@@ -441,10 +480,15 @@ impl CompletionRequest {
 struct CompletionWriter {
     stamp: Stamp,
     has_usage: bool,
+    has_logs: bool,
     /// Texts of the prompts, if the answers begin with them.
     echo: Option<Vec<String>>,
+    /// Log probabilities of the echoed prompts.
+    echo_logs: Vec<Vec<Log>>,
     /// Number of answers to each prompt.
     n: usize,
+    /// Log probabilities of each answer that have not been written, and the number of characters before them.
+    logs: Vec<(Vec<Log>, usize)>,
 }
 
 impl CompletionWriter {
@@ -457,15 +501,30 @@ impl CompletionWriter {
         self.echo.as_ref().and_then(|echo| echo.get(index / self.n)).map_or("", String::as_str)
     }
 
-    fn choice(index: usize, text: &str, ended: Option<&Ended>) -> Value {
-        let mut choice = json!({ "index": index, "text": text, "logprobs": null, "finish_reason": ended.map(finish_reason) });
+    fn echo_logs(&self, index: usize) -> &[Log] {
+        self.echo_logs.get(index / self.n).map_or(&[], Vec::as_slice)
+    }
+
+    fn choice(index: usize, text: &str, logs: &Value, ended: Option<&Ended>) -> Value {
+        let mut choice = json!({
+            "index": index,
+            "text": text,
+            "logprobs": logs,
+            "finish_reason": ended.map(finish_reason),
+        });
         if let Some(ended) = ended {
             (choice["seed"], choice["stop_reason"]) = (ended.seed.into(), ended.detail().into());
         }
         choice
     }
 
-    fn chunk(&self, choice: Value, out: &mut Events) {
+    fn chunk(&mut self, index: usize, text: &str, ended: Option<&Ended>, out: &mut Events) {
+        let (logs, offset) = &mut self.logs[index];
+        let logs = match std::mem::take(logs) {
+            logs if logs.is_empty() => Value::Null,
+            logs => logs::completion(&logs, offset),
+        };
+        let choice = Self::choice(index, text, &logs, ended);
         let mut chunk = self.frame();
         chunk["choices"] = json!([choice]);
         if self.has_usage {
@@ -477,19 +536,25 @@ impl CompletionWriter {
 
 impl Writer for CompletionWriter {
     fn begin(&mut self, choices: usize, _: u64, out: &mut Events) {
-        for index in (0..choices).filter(|_| self.echo.is_some()) {
-            self.chunk(Self::choice(index, self.echo(index), None), out);
+        self.logs = (0..choices).map(|index| (self.echo_logs(index).to_vec(), 0)).collect();
+        for index in 0..if self.echoes() { choices } else { 0 } {
+            let echo = self.echo(index).to_owned();
+            self.chunk(index, &echo, None, out);
         }
+    }
+
+    fn log(&mut self, index: usize, log: &Log) {
+        self.logs[index].0.push(log.clone());
     }
 
     fn part(&mut self, index: usize, part: &Part, out: &mut Events) {
         if let Part::Text(text) = part {
-            self.chunk(Self::choice(index, text, None), out);
+            self.chunk(index, text, None, out);
         }
     }
 
     fn end(&mut self, index: usize, ended: &Ended, out: &mut Events) {
-        self.chunk(Self::choice(index, "", Some(ended)), out);
+        self.chunk(index, "", Some(ended), out);
     }
 
     fn finish(&mut self, choices: &[Choice], out: &mut Events) {
@@ -507,7 +572,10 @@ impl Writer for CompletionWriter {
 
     fn whole(&self, choices: &[Choice]) -> Value {
         let written = choices.iter().enumerate().map(|(index, choice)| {
-            Self::choice(index, &(self.echo(index).to_owned() + &choice.text), choice.ended.as_ref())
+            let text = self.echo(index).to_owned() + &choice.text;
+            let logs = [self.echo_logs(index), &choice.logs].concat();
+            let logs = if self.has_logs { logs::completion(&logs, &mut 0) } else { Value::Null };
+            Self::choice(index, &text, &logs, choice.ended.as_ref())
         });
         let mut answer = self.frame();
         (answer["choices"], answer["usage"]) = (written.collect(), usage_json(usage(choices)));
@@ -520,5 +588,9 @@ impl Writer for CompletionWriter {
 
     fn set_echo(&mut self, prompts: Vec<String>) {
         self.echo = Some(prompts);
+    }
+
+    fn set_echo_logs(&mut self, logs: Vec<Vec<Log>>) {
+        self.echo_logs = logs;
     }
 }

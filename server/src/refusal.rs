@@ -3,6 +3,9 @@
 use ragtag_engine::{Error, Refusal as Refused, RunError};
 use serde_json::{Value, json};
 
+/// Maximum length of a message in characters.
+const MAX_MESSAGE: usize = 500;
+
 /// Kind of a refusal. It sets the status code and the type of the error in each API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -38,12 +41,15 @@ pub(crate) enum Shape {
 
 impl Refusal {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, code: None }
+        // Messages may quote requests.
+        let message = message.into().chars().take(MAX_MESSAGE).collect();
+        Self { kind, message, param: None, code: None }
     }
 
     /// Refuses the value of a field.
     pub(crate) fn of(param: &str, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(Kind::Invalid, message) }
+        let param = param.chars().take(MAX_MESSAGE).collect();
+        Self { param: Some(param), ..Self::new(Kind::Invalid, message) }
     }
 
     /// Refuses a field that the server cannot obey.

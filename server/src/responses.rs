@@ -1,8 +1,9 @@
 //! `/v1/responses` of OpenAI's API. The server keeps no responses.
 
 use crate::answer::{Choice, Ended, Finish, Usage, usage};
-use crate::job::{self, Chat, Events, Input, Job, Named, Rest, Stamp, Writer};
-use crate::openai::{Content, ContentPart, conversation, may_call};
+use crate::constraint::AnswerFormat;
+use crate::job::{self, Chat, Events, Input, Job, Named, Rest, Settings, Stamp, Writer};
+use crate::openai::{Content, ContentPart, callable, conversation};
 use crate::refusal::{Refusal, Shape};
 use crate::tools::Part;
 use ragtag_engine::Sampling;
@@ -26,8 +27,7 @@ pub(crate) struct ResponsesRequest {
     temperature: Option<f32>,
     top_p: Option<f32>,
     tools: Option<Vec<Tool>>,
-    /// `auto` or `none`.
-    #[schema(value_type = Option<String>)]
+    /// `auto`, `none`, `required`, or a function.
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning: Option<Reasoning>,
@@ -83,9 +83,10 @@ pub(crate) struct Reasoning {
 /// Format of the answer.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Text {
-    /// Only the type `text`.
-    #[schema(value_type = Option<Object>)]
-    format: Option<Value>,
+    format: Option<AnswerFormat>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    rest: Rest,
 }
 
 impl Items {
@@ -168,20 +169,27 @@ impl ResponsesRequest {
         if self.truncation.is_some_and(|truncation| truncation != "disabled") {
             return Err(Refusal::unsupported("truncation"));
         }
-        if self.text.and_then(|text| text.format).is_some_and(|format| format["type"] != "text") {
-            return Err(Refusal::unsupported("text.format"));
+        let wants_logs = |include: &Value| include.to_string().contains("logprobs");
+        if self.rest.get("include").is_some_and(wants_logs) {
+            return Err(Refusal::unsupported("include: logprobs"));
         }
+        let grammar = self.text.map(|text| {
+            job::check_rest(&text.rest, &["verbosity"])?;
+            text.format.map(|format| format.grammar("text.format")).transpose()
+        });
+        let grammar = grammar.transpose()?.flatten().flatten();
         let tools = self.tools.unwrap_or_default();
         if tools.iter().any(|tool| tool.kind != "function") {
             return Err(Refusal::of("tools", "only tools of the type function are supported"));
         }
         let tools = tools.into_iter();
         let tools = tools.map(|it| job::function(&it.name, it.description.as_deref(), it.parameters));
-        let tools = job::tools(tools.collect())?;
+        let (tools, calls) = callable(tools.collect(), self.tool_choice.as_ref())?;
         let takes_one_call = self.parallel_tool_calls == Some(false);
         let chat = Chat {
             messages: conversation(self.input.messages(self.instructions)?)?,
-            tools: if may_call(self.tool_choice.as_ref())? { tools } else { Vec::new() },
+            tools,
+            calls,
             takes_one_call,
             effort: job::effort("reasoning.effort", self.reasoning.and_then(|reasoning| reasoning.effort))?,
             ..Chat::default()
@@ -195,6 +203,7 @@ impl ResponsesRequest {
             ..Sampling::default()
         };
         let settings = job::settings(sampling, self.max_output_tokens, Vec::new(), 1)?;
+        let settings = Settings { grammar, ..settings };
         let writer = ResponsesWriter {
             stamp: stamp.clone(),
             settings: json!({
@@ -202,6 +211,7 @@ impl ResponsesRequest {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "parallel_tool_calls": !takes_one_call,
+                "tool_choice": self.tool_choice.unwrap_or_else(|| "auto".into()),
             }),
             events: 0,
             items: Vec::new(),
@@ -327,7 +337,6 @@ impl ResponsesWriter {
             "instructions": null,
             "metadata": {},
             "store": false,
-            "tool_choice": "auto",
             "tools": [],
             "usage": null,
         });

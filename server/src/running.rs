@@ -2,6 +2,7 @@
 
 use crate::answer::{Assembler, Choice, Ended};
 use crate::job::{Events, Writer};
+use crate::logs::Log;
 use crate::metrics::ModelMetrics;
 use crate::models::InUse;
 use crate::refusal::Refusal;
@@ -46,7 +47,7 @@ struct Answer {
 
 /// Step of a running request.
 enum Step {
-    Parts(usize, Vec<Part>, Option<Ended>),
+    Parts { index: usize, log: Option<Log>, parts: Vec<Part>, ended: Option<Ended> },
     AllEnded,
 }
 
@@ -91,7 +92,9 @@ impl Running {
                 self.served.failed(&refusal);
                 refusal
             });
-            let (parts, ended) = answer.take(event?, self.tokenizer.as_ref(), &mut self.timing);
+            let mut event = event?;
+            let log = answer.log(&mut event, self.tokenizer.as_ref());
+            let (parts, ended) = answer.take(event, self.tokenizer.as_ref(), &mut self.timing);
             let index = answer.index;
             if let Some(ended) = ended {
                 self.timing.metrics.ended(&ended);
@@ -99,14 +102,21 @@ impl Running {
             }
             let choice = &mut self.choices[index];
             parts.iter().for_each(|part| choice.add(part));
+            choice.logs.extend(log.clone());
             choice.ended = ended;
-            return Poll::Ready(Ok(Step::Parts(index, parts, ended)));
+            return Poll::Ready(Ok(Step::Parts { index, log, parts, ended }));
         }
         Poll::Pending
     }
 }
 
 impl Answer {
+    /// Takes the log probabilities of a token.
+    fn log(&self, event: &mut Event, tokenizer: Option<&Tokenizer>) -> Option<Log> {
+        let Event::Token { log_probabilities, .. } = event else { return None };
+        Some(Log::new(&*log_probabilities.take()?, tokenizer?))
+    }
+
     fn take(
         &mut self,
         event: Event,
@@ -114,7 +124,7 @@ impl Answer {
         timing: &mut Timing,
     ) -> (Vec<Part>, Option<Ended>) {
         let (parts, ended) = match event {
-            Event::Token { id, text } => {
+            Event::Token { id, text, .. } => {
                 timing.token();
                 let piece = id.and_then(|id| tokenizer?.piece(id));
                 (self.assembler.push(piece, &text), None)
@@ -167,7 +177,8 @@ impl Stream for EventStream {
         let this = &mut *self;
         while !this.has_ended {
             match this.running.poll(context) {
-                Poll::Ready(Ok(Step::Parts(index, parts, ended))) => {
+                Poll::Ready(Ok(Step::Parts { index, log, parts, ended })) => {
+                    log.iter().for_each(|log| this.writer.log(index, log));
                     parts.iter().for_each(|part| this.writer.part(index, part, &mut this.events));
                     if let Some(ended) = ended {
                         this.writer.end(index, &ended, &mut this.events);

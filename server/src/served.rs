@@ -1,12 +1,16 @@
 //! A loaded model: its engine and its chat template.
 
 use crate::answer::Assembler;
+use crate::constraint::{self, Calls};
 use crate::job::{Chat, Input, Settings};
+use crate::logs::Log;
 use crate::refusal::{Kind, Refusal};
 use crate::tools::Format;
 use ragtag_engine::chat::Data;
+use ragtag_engine::grammar::{Grammar, GrammarCompiler, GrammarError};
 use ragtag_engine::{
-    Dialogue, Engine, Error, Generation, Model, Planner, ReasoningSplitter, Session, TokenStream, Tokenizer,
+    Dialogue, Engine, Error, Generation, LogProbabilities, MaskSource, Model, Planner, ReasoningSplitter,
+    Session, TokenStream, Tokenizer,
 };
 use serde_json::Value;
 use std::fmt;
@@ -28,6 +32,8 @@ pub struct Served {
     failure: OnceLock<String>,
     /// Source of a chat template that replaces the model's, and its name.
     template: Option<(String, String)>,
+    /// The compiler of grammars, which the first constrained request creates.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     /// The planner of the pipeline's plan, for the times that it predicts.
     pub(crate) planner: Option<Planner>,
     pub(crate) receipt: Option<Receipt>,
@@ -45,6 +51,14 @@ pub(crate) struct Prepared {
     splitter: Option<ReasoningSplitter>,
     format: Option<Format>,
     takes_one_call: bool,
+    /// Masks of the answers, if they are constrained.
+    mask: Option<MaskSource>,
+}
+
+impl Prepared {
+    fn new(ids: Vec<u32>) -> Self {
+        Self { ids, splitter: None, format: None, takes_one_call: false, mask: None }
+    }
 }
 
 impl Served {
@@ -56,6 +70,7 @@ impl Served {
             model: model.clone(),
             failure: OnceLock::new(),
             template: None,
+            grammars: OnceLock::new(),
             planner: None,
             receipt: None,
         }
@@ -140,23 +155,86 @@ impl Served {
         Ok((dialogue, format))
     }
 
-    /// Encodes a prompt. Control tokens in texts of the client stay text.
-    pub(crate) fn prepare(&self, input: Input) -> Result<Prepared, Refusal> {
-        let prepared = match input {
-            Input::Tokens(ids) => Prepared { ids, splitter: None, format: None, takes_one_call: false },
+    /// Encodes a prompt, whose answer may be constrained. Control tokens in texts of the client stay text.
+    pub(crate) fn prepare(&self, input: Input, grammar: Option<&Grammar>) -> Result<Prepared, Refusal> {
+        let mut grammar = grammar.cloned();
+        let mut prepared = match input {
+            Input::Tokens(ids) => Prepared::new(ids),
             Input::Text(text) => {
                 let ids = self.tokenizer()?.encode(&text, true).map_err(|cause| self.cannot_encode(cause))?;
-                Prepared { ids, splitter: None, format: None, takes_one_call: false }
+                Prepared::new(ids)
             }
             Input::Chat(chat) => {
                 let (dialogue, format) = self.dialogue(&chat)?;
                 let prompt = dialogue.prompt()?;
+                grammar = self.answers(&chat, format, grammar)?.map(|answer| match prompt.splitter.end() {
+                    Some(marker) => answer.after(marker),
+                    None => answer,
+                });
                 let takes_one_call = chat.takes_one_call;
-                Prepared { ids: prompt.ids, splitter: Some(prompt.splitter), format, takes_one_call }
+                let splitter = Some(prompt.splitter);
+                Prepared { splitter, format, takes_one_call, ..Prepared::new(prompt.ids) }
             }
         };
         self.check_tokens(&prepared.ids)?;
+        prepared.mask = grammar.map(|grammar| self.mask(&grammar)).transpose()?;
         Ok(prepared)
+    }
+
+    /// Returns the grammar of the answers in a chat: demanded calls, a format, or calls and a format.
+    fn answers(
+        &self,
+        chat: &Chat,
+        format: Option<Format>,
+        grammar: Option<Grammar>,
+    ) -> Result<Option<Grammar>, Refusal> {
+        let calls = |format| {
+            let tokenizer = self.tokenizer()?;
+            let control = |text: &str| tokenizer.control(text);
+            constraint::calls(format, &chat.tools, &chat.calls, chat.takes_one_call, control)
+        };
+        match (format, grammar) {
+            (Some(format), _) if chat.calls != Calls::Free => Ok(Some(calls(format)?)),
+            (Some(format), Some(grammar)) => Ok(Some(Grammar::Choice(vec![calls(format)?, grammar]))),
+            (_, grammar) => Ok(grammar),
+        }
+    }
+
+    /// Compiles a grammar.
+    fn mask(&self, grammar: &Grammar) -> Result<MaskSource, Refusal> {
+        let failed = |error: &GrammarError| Refusal::of("response_format", error.to_string());
+        let tokenizer = self.tokenizer()?;
+        let compiler =
+            self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer)).as_ref().map_err(failed)?;
+        compiler.compile(grammar).map(MaskSource::from).map_err(|error| failed(&error))
+    }
+
+    /// Checks biases, which the engine would refuse when it starts the answer.
+    pub(crate) fn check_bias(&self, settings: &Settings) -> Result<(), Refusal> {
+        let vocabulary = self.model.hyperparameters().vocabulary;
+        match settings.shaping.bias.iter().find(|(token, _)| *token >= vocabulary) {
+            Some((token, _)) => {
+                let message = format!("token {token} is outside the vocabulary of {vocabulary}");
+                Err(Refusal::of("logit_bias", message))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Computes the log probabilities of a prompt, and those of the `top` most likely tokens at each position.
+    pub(crate) async fn prompt_logs(&self, prompt: &Prepared, top: u32) -> Result<Vec<Log>, Refusal> {
+        let tokenizer = self.tokenizer()?;
+        let mut logs: Vec<Log> =
+            prompt.ids.first().map(|id| Log::first(*id, tokenizer)).into_iter().collect();
+        let mut rows = self.session.start_logits(&prompt.ids);
+        let mut next = prompt.ids.iter().skip(1);
+        while let Some(row) = rows.next_row().await? {
+            let Some(token) = next.next() else { break };
+            let log = LogProbabilities::of(&row, *token, top);
+            let log = log.map_err(|cause| Refusal::new(Kind::Internal, cause.to_string()))?;
+            logs.push(Log::new(&log, tokenizer));
+        }
+        Ok(logs)
     }
 
     pub(crate) fn cannot_encode(&self, cause: impl std::fmt::Display) -> Refusal {
@@ -196,6 +274,8 @@ impl Served {
         let generation = Generation {
             max_tokens: settings.max_tokens.unwrap_or(room).min(room),
             sampling,
+            shaping: settings.shaping.clone(),
+            mask: prompt.mask.clone(),
             stop: settings.stop.clone(),
             deadline: Some(deadline),
             ..Generation::default()

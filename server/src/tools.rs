@@ -15,7 +15,7 @@ pub(crate) enum Format {
 }
 
 /// End of a call in the tagged format.
-const END: &str = "</tool_call>";
+pub(crate) const END: &str = "</tool_call>";
 /// Maximum length of the name of a function in bytes.
 const MAX_NAME_BYTES: usize = 128;
 

@@ -9,6 +9,7 @@ mod calibrate;
 mod cards;
 mod chat;
 mod compare;
+mod constraint;
 mod devices;
 mod doctor;
 mod error;

@@ -1,7 +1,8 @@
 //! Implements `ragtag run`, which generates text from a prompt and prints the text as it arrives.
 
-use super::args::{RunArgs, SamplingArgs};
+use super::args::{ConstraintArgs, RunArgs, SamplingArgs};
 use super::compare;
+use super::constraint;
 use super::error::{Error, Result};
 use super::files::{self, is_standard, read_input};
 use super::output::{error_width, inform, offer, print, print_json, set_quiet};
@@ -29,9 +30,11 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
     let inputs = args.model.path().into_iter().chain(&args.placement.plan).chain(&args.file);
-    files::check(outputs, inputs.chain(&args.template))?;
+    let grammars = args.constraint.json_schema.iter().chain(&args.constraint.grammar);
+    files::check(outputs, inputs.chain(&args.template).chain(grammars))?;
     let mut prompt = prompt_text(args)?;
-    let generation = generation(&args.sampling, args.tokens);
+    let grammar = constraint::grammar(&args.constraint)?;
+    let mut generation = generation(&args.sampling, args.tokens);
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = open(&args.model, &args.placement)?;
@@ -39,7 +42,10 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let needs = Needs { request: args.request, verified, ..Needs::of(1) };
     let mut ids = Vec::new();
     let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
-        ids = prompt_tokens(args, &model, &mut prompt)?;
+        let marker;
+        (ids, marker) = prompt_tokens(args, &model, &mut prompt)?;
+        let mask = grammar.map(|grammar| constraint::mask(&model, grammar, marker));
+        generation.mask = mask.transpose()?;
         Ok(workload(ids.len(), args.tokens))
     })?;
     refuse_long(ids.len(), placed.plan.context)?;
@@ -145,7 +151,7 @@ async fn generate(
             print(echo)?;
         }
         match event {
-            Event::Token { id, text: piece } => {
+            Event::Token { id, text: piece, .. } => {
                 tokens.extend(id);
                 text.push_str(piece);
                 Ok(!shown || offer(piece)?)
@@ -157,18 +163,24 @@ async fn generate(
     Ok(GeneratedText { text, tokens, summary })
 }
 
-/// Returns the tokens of the prompt. With `--chat`, takes the prompt, so that it is not echoed.
-fn prompt_tokens(args: &RunArgs, model: &Model, prompt: &mut String) -> Result<Vec<u32>> {
+/// Returns the tokens of the prompt, and the marker that ends the reasoning that it begins. With `--chat`, takes the prompt,
+/// so that it is not echoed.
+fn prompt_tokens(
+    args: &RunArgs,
+    model: &Model,
+    prompt: &mut String,
+) -> Result<(Vec<u32>, Option<&'static str>)> {
     if !args.chat {
         let failed = |cause| crate::Error::Tokenizer { name: model.name().into(), cause };
-        return Ok(encode(model.tokenizer()?, prompt, !args.no_special).map_err(failed)?);
+        return Ok((encode(model.tokenizer()?, prompt, !args.no_special).map_err(failed)?, None));
     }
     let mut dialogue = dialogue(model, args.template.as_deref())?;
     dialogue.set_system(args.system.as_deref().unwrap_or_default());
     dialogue.ask(&std::mem::take(prompt));
     // A template without a format of its own leaves the format to the prompt.
     dialogue.set_special(args.special || dialogue.is_bare()?);
-    Ok(dialogue.prompt()?.ids)
+    let prompt = dialogue.prompt()?;
+    Ok((prompt.ids, prompt.splitter.end()))
 }
 
 /// Returns the tokens of a prompt without a chat format. If `special` is set, its control tokens become tokens. A
@@ -191,10 +203,12 @@ pub(super) fn encode(
 }
 
 fn prompt_text(args: &RunArgs) -> Result<String> {
-    let inputs = [&args.file, &args.placement.plan, &args.template];
+    let ConstraintArgs { json_schema, grammar } = &args.constraint;
+    let inputs = [&args.file, &args.placement.plan, &args.template, json_schema, grammar];
     if inputs.into_iter().flatten().filter(|path| is_standard(path)).count() > 1 {
         return Err(Error::Usage(
-            "standard input can be only one of the prompt (-f -), the plan (--plan -) and the template (--template -)"
+            "standard input can be only one of the prompt (-f -), the plan (--plan -), the template (--template -), \
+             the schema (--json-schema -) and the grammar (--grammar -)"
                 .into(),
         ));
     }

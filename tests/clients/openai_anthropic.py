@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 
+import typing
+
 import anthropic
 import openai
+import pydantic
 
 RAGTAG, MODEL = sys.argv[1:]
 TEMPLATE = pathlib.Path(__file__).with_name("tools.jinja")
@@ -27,6 +30,13 @@ def refused(kind, call, *needles):
         assert all(needle in str(error) for needle in needles), error
         return
     raise AssertionError(f"not refused: {needles}")
+
+
+def bias_of(client, text):
+    """Returns a bias that bans the tokens of a text."""
+    url = str(client.base_url).removesuffix("/v1/") + "/tokenize"
+    tokens = client.post(url, cast_to=object, body={"content": text})["tokens"]
+    return {str(token): -100 for token in tokens}
 
 
 def check_openai(client, model):
@@ -60,10 +70,13 @@ def check_openai(client, model):
         assert streamed == stream.get_final_response().output_text == text, streamed
 
     chat = lambda **more: lambda: client.chat.completions.create(model=model, messages=messages, **more)
-    refused(openai.BadRequestError, chat(logit_bias={"5": 1}), "logit_bias")
-    refused(openai.BadRequestError, chat(logprobs=True), "logprobs")
-    refused(openai.BadRequestError, chat(presence_penalty=1), "presence_penalty")
-    refused(openai.BadRequestError, chat(response_format={"type": "json_object"}), "response_format")
+    refused(openai.BadRequestError, chat(logit_bias={"5": 101}), "logit-bias")
+    refused(openai.BadRequestError, chat(logit_bias={"999999999": 1}), "vocabulary")
+    refused(openai.BadRequestError, chat(top_logprobs=2), "logprobs")
+    refused(openai.BadRequestError, chat(presence_penalty=3), "presence-penalty")
+    remote = {"name": "x", "schema": {"$ref": "https://example.com/x.json"}}
+    refused(openai.BadRequestError, chat(response_format={"type": "json_schema", "json_schema": remote}), "grammar")
+    refused(openai.BadRequestError, chat(extra_body={"grammar": "root ::= other"}), "grammar")
     refused(openai.BadRequestError, chat(extra_body={"mirostat": 2}), "mirostat")
     refused(openai.NotFoundError, lambda: client.models.retrieve("other"), "other")
     refused(openai.BadRequestError, lambda: client.embeddings.create(model=model, input="a"), "embeddings")
@@ -93,7 +106,74 @@ def check_tools(client, model):
     assert len(deltas) > 1 and json.loads(final.arguments) == {"city": "Rome"}, final
     none = client.chat.completions.create(**arguments, tool_choice="none").choices[0]
     assert none.message.tool_calls is None, none
-    refused(openai.BadRequestError, lambda: client.chat.completions.create(**arguments, tool_choice="required"), "auto")
+    # Without an earlier call, only the constraint makes the model call.
+    hello = {**arguments, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 80, "parallel_tool_calls": False}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ["required", named]:
+        forced = client.chat.completions.create(**hello, tool_choice=choice).choices[0]
+        assert forced.finish_reason == "tool_calls", forced
+        assert list(json.loads(forced.message.tool_calls[0].function.arguments)) == ["city"], forced
+    unknown = {"type": "function", "function": {"name": "other"}}
+    refused(openai.BadRequestError, lambda: client.chat.completions.create(**arguments, tool_choice=unknown), "other")
+
+
+class Place(pydantic.BaseModel):
+    country: typing.Literal["France", "Spain"]
+    inhabitants: int
+    cities: list[str] = pydantic.Field(max_length=2)
+
+
+def check_constraints(client, model):
+    messages = [{"role": "user", "content": "Where is Paris?"}]
+    arguments = dict(model=model, messages=messages, temperature=0, max_tokens=120)
+    parsed = client.chat.completions.parse(**arguments, response_format=Place).choices[0].message.parsed
+    assert parsed.country in ("France", "Spain") and len(parsed.cities) <= 2, parsed
+    response = client.responses.parse(model=model, input=messages, temperature=0, max_output_tokens=120, text_format=Place)
+    assert response.output_parsed == parsed, response
+    chat = lambda **more: client.chat.completions.create(**{**arguments, **more}).choices[0]
+    question = [{"role": "user", "content": "Describe Paris as JSON with the keys city and country."}]
+    described = chat(messages=question, response_format={"type": "json_object"})
+    assert isinstance(json.loads(described.message.content), dict), described
+    choice = {"structured_outputs": {"choice": ["north", "south"]}}
+    assert chat(extra_body=choice).message.content in ("north", "south")
+    assert chat(extra_body={"structured_outputs": {"regex": "[0-9]{3}"}}).message.content.isdecimal()
+    grammar = 'root ::= "x" digit "y"\ndigit ::= [0-9]'
+    assert chat(extra_body={"grammar": grammar}).message.content[::2] == "xy"
+    done = client.completions.create(model=model, prompt="Paris is", max_tokens=9, extra_body={"json_schema": {"const": 5}})
+    assert (done.choices[0].text, done.choices[0].finish_reason) == ("5", "stop"), done
+
+    # Penalties and biases change what is likely.
+    free = chat(max_tokens=30).message.content
+    assert chat(max_tokens=30, presence_penalty=2, frequency_penalty=2).message.content != free
+    first = client.completions.create(model=model, prompt="One, two,", temperature=0, max_tokens=1, logprobs=2).choices[0]
+    biased = dict(model=model, prompt="One, two,", temperature=0, max_tokens=1)
+    banned = client.post("/completions", cast_to=openai.types.Completion, body={**biased, "logit_bias": bias_of(client, first.text)})
+    second = list(first.logprobs.top_logprobs[0])[1]
+    assert banned.choices[0].text == second, (banned, first)
+
+
+def check_logs(client, model):
+    messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+    arguments = dict(model=model, messages=messages, **GREEDY, logprobs=True, top_logprobs=3)
+    choice = client.chat.completions.create(**arguments).choices[0]
+    content = choice.logprobs.content
+    assert b"".join(bytes(t.bytes) for t in content).decode() == choice.message.content, choice
+    for token in content:
+        likely = [top.logprob for top in token.top_logprobs]
+        assert len(likely) == 3 and likely == sorted(likely, reverse=True) and token.logprob == likely[0] <= 0, token
+    streamed = []
+    for chunk in client.chat.completions.create(**arguments, stream=True):
+        streamed += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+    assert streamed == content, streamed
+    prompt = "One, two, three,"
+    arguments = dict(model=model, prompt=prompt, temperature=0, max_tokens=4, logprobs=2, echo=True)
+    done = client.completions.create(**arguments).choices[0]
+    logs = done.logprobs
+    assert "".join(logs.tokens) == done.text and logs.text_offset[-1] == len(done.text) - len(logs.tokens[-1]), done
+    assert logs.token_logprobs[0] is None and all(value <= 0 for value in logs.token_logprobs[1:]), done
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**arguments, stream=True)]
+    assert sum((part.tokens for part in parts if part), []) == logs.tokens, parts
+    assert sum((part.text_offset for part in parts if part), []) == logs.text_offset, parts
 
 
 def check_anthropic(client, model):
@@ -126,9 +206,17 @@ def check_anthropic(client, model):
     assert used[0].input == {"city": "Rome"} and final.stop_reason == "tool_use", final
 
     refused(anthropic.NotFoundError, lambda: client.messages.create(**{**arguments, "model": "other"}), "not_found_error")
-    forced = {"type": "tool", "name": "get_weather"}
-    call = lambda: client.messages.create(**arguments, tools=tools, tool_choice=forced)
-    refused(anthropic.BadRequestError, call, "tool_choice")
+    hello = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 80, "tools": tools}
+    for choice in [{"type": "any"}, {"type": "tool", "name": "get_weather"}]:
+        choice["disable_parallel_tool_use"] = True
+        forced = client.messages.create(**hello, tool_choice=choice)
+        assert forced.stop_reason == "tool_use" and list(forced.content[0].input) == ["city"], forced
+    shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+    output = {"format": {"type": "json_schema", "schema": shape}}
+    whole = client.messages.create(**arguments, output_config=output)
+    assert type(json.loads(whole.content[0].text)["n"]) is int and whole.stop_reason == "end_turn", whole
+    stopped = client.messages.create(**arguments, stop_sequences=["never", "aris"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "aris"), stopped
     refused(anthropic.AuthenticationError, lambda: client.with_options(api_key="wrong").messages.create(**arguments), "API key")
 
 
@@ -140,6 +228,8 @@ try:
     client = openai.OpenAI(base_url=url + "/v1", api_key=KEY, max_retries=0)
     check_openai(client, model)
     check_tools(client, model)
+    check_constraints(client, model)
+    check_logs(client, model)
     check_anthropic(anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0), model)
 finally:
     server.send_signal(signal.SIGTERM)

@@ -786,3 +786,36 @@ fn logits_need_no_tokenizer() {
     assert!(err.contains("tokenizer model \"xxxxx\" is not supported"), "{err}");
     assert!(output.stdout.is_empty());
 }
+
+#[test]
+fn a_run_obeys_a_schema_and_a_grammar() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let schema =
+        write("schema.json", r#"{"type": "array", "items": {"enum": ["wolf", "fox"]}, "maxItems": 3}"#);
+    let gbnf = write("animal.gbnf", "root ::= \"a \" animal\nanimal ::= \"wolf\" | \"fox\"");
+    let lark = write("animal.lark", "start: \"a \" (\"wolf\" | \"fox\")");
+    let run = |option: &str, file: &str| done(&["run", "--json", "-n", "60", option, file]).json();
+    let text = run("--json-schema", &schema)["text"].as_str().unwrap().to_owned();
+    let animals: Vec<String> = serde_json::from_str(&text).unwrap();
+    assert!(animals.len() <= 3 && animals.iter().all(|name| name == "wolf" || name == "fox"), "{text}");
+    for grammar in [&gbnf, &lark] {
+        let ran = run("--grammar", grammar);
+        assert!(["a wolf", "a fox"].contains(&ran["text"].as_str().unwrap()), "{ran}");
+        assert_eq!(ran["finish_reason"], "end");
+    }
+    let bad = write("bad.gbnf", "root ::= other");
+    for (option, file, cause) in [
+        ("--grammar", &bad, "other"),
+        ("--json-schema", &gbnf, "animal.gbnf"),
+        ("--json-schema", &bad, "bad.gbnf"),
+    ] {
+        let output = ragtag().args(["run", option, file]).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains(cause), "{error}");
+    }
+}

@@ -3,7 +3,7 @@
 #[path = "../../fuzz/src/lib.rs"]
 mod fuzz;
 
-use fuzz::{chat, conversation, gguf, plan, safetensors, tokenizer};
+use fuzz::{chat, conversation, gguf, plan, safetensors, server, tokenizer};
 use std::path::Path;
 
 /// Runs a fuzz target on all its seeds. Checks that each seed is valid, because an invalid seed would not get
@@ -42,6 +42,11 @@ fn plan_seeds_are_valid() {
 #[test]
 fn checkpoint_seeds_are_valid() {
     replay("safetensors", safetensors::run);
+}
+
+#[test]
+fn server_seeds_are_valid() {
+    replay("server", server::run);
 }
 
 #[test]

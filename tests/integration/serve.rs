@@ -1,5 +1,7 @@
 //! `ragtag serve`: the routes of its APIs, what it refuses, its limits, and its end.
 
+mod constraints;
+
 use crate::support::{environment, model_path, ragtag, text};
 use ragtag::{BUNDLED_MODEL, Model};
 use serde_json::{Value, json};
@@ -239,11 +241,11 @@ fn what_cannot_be_obeyed_is_refused_by_name() {
     let long = "word ".repeat(100);
     let tool = json!([{ "type": "function", "function": { "name": "f" } }]);
     let cases: &[(&str, Value, u16, &str)] = &[
-        (openai, chat(json!({ "logit_bias": { "5": 1 } })), 400, "logit_bias"),
-        (openai, chat(json!({ "logprobs": true })), 400, "logprobs"),
-        (openai, chat(json!({ "frequency_penalty": 0.5 })), 400, "frequency_penalty"),
-        (openai, chat(json!({ "presence_penalty": -0.5 })), 400, "presence_penalty"),
-        (openai, chat(json!({ "response_format": { "type": "json_object" } })), 400, "response_format"),
+        (openai, chat(json!({ "logit_bias": { "x": 1 } })), 400, "logit_bias"),
+        (openai, chat(json!({ "top_logprobs": 1 })), 400, "logprobs"),
+        (openai, chat(json!({ "frequency_penalty": 2.5 })), 400, "frequency_penalty"),
+        (openai, chat(json!({ "presence_penalty": -2.5 })), 400, "presence_penalty"),
+        (openai, chat(json!({ "response_format": { "type": "json_schema" } })), 400, "response_format"),
         (openai, chat(json!({ "mirostat": 2 })), 400, "mirostat"),
         (openai, chat(json!({ "temperature": -1 })), 400, "temperature"),
         (openai, chat(json!({ "top_p": 2 })), 400, "top_p"),
@@ -265,7 +267,7 @@ fn what_cannot_be_obeyed_is_refused_by_name() {
         ),
         (openai, chat(json!({ "model": "other" })), 404, "other"),
         (openai, json!({ "model": "other" }), 400, "messages"),
-        (old, json!({ "prompt": "a", "logprobs": 5 }), 400, "logprobs"),
+        (old, json!({ "prompt": "a", "logprobs": 21 }), 400, "logprobs"),
         (old, json!({ "prompt": "a", "suffix": "b" }), 400, "suffix"),
         (old, json!({ "prompt": "a", "best_of": 3 }), 400, "best_of"),
         (old, json!({ "prompt": [] }), 400, "prompt"),
@@ -586,7 +588,7 @@ fn models(names: [&str; 2]) -> [String; 2] {
 }
 
 impl Server {
-    /// Returns the models of which `/v1/models` says that they are loaded.
+    /// Returns the models that are loaded according to `/v1/models`.
     fn loaded(&self) -> Vec<String> {
         let models = self.get("/v1/models").json()["data"].as_array().unwrap().clone();
         let loaded = models.iter().filter(|model| model["is_loaded"] == true);

@@ -224,7 +224,7 @@ pub async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
     let (mut ids, mut text) = (Vec::new(), String::new());
     loop {
         match stream.next_event().await? {
-            Event::Token { id, text: piece } => {
+            Event::Token { id, text: piece, .. } => {
                 ids.extend(id);
                 text.push_str(&piece);
             }

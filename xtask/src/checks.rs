@@ -5,7 +5,7 @@
 
 use crate::packages::Depth;
 use crate::run_tests::{self, TestArgs};
-use crate::{dependencies, hostile, packages, real_models, support, tidy};
+use crate::{clients, dependencies, hostile, packages, real_models, support, tidy};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -86,7 +86,7 @@ fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String
     run_tests::run(root, args, done)
 }
 
-/// Checks dependencies and their features, other feature sets, fuzz targets, AArch64, packages and a released model.
+/// Checks dependencies and their features, other feature sets, fuzz targets, AArch64, packages, a released model and clients of the server.
 /// Then runs the checks of `cargo xtask test`.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
@@ -103,6 +103,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     packages::run(root, Depth::Check, &mut done)?;
     newer_pocl(root, &mut done)?;
     real_models::ci(root, &mut done)?;
+    clients::ci(root, &mut done)?;
     test_after(root, args, done)
 }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checks;
+mod clients;
 mod dependencies;
 mod hostile;
 mod kernels;

@@ -211,6 +211,16 @@ impl Tokenizer {
         self.pieces.text(id)
     }
 
+    /// Returns the bytes that the token `id` adds within a text. Control tokens and unknown ones have none.
+    pub fn bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        self.pieces.bytes(id)
+    }
+
+    /// Returns the token whose text is `text`, if it has no text within a text, as control tokens do.
+    pub fn control(&self, text: &str) -> Option<u32> {
+        self.pieces.find(text).filter(|id| self.bytes(*id).is_none())
+    }
+
     /// Returns the number of tokens in the vocabulary.
     pub fn vocabulary_size(&self) -> usize {
         self.pieces.len()

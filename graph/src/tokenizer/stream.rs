@@ -3,6 +3,7 @@
 use super::alphabet;
 use super::texts::Texts;
 use super::vocabulary::SPACE;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Output of the decoder for a token.
@@ -51,6 +52,18 @@ impl Pieces {
     /// Returns the text of the token `id`, or `None` if no token has this id.
     pub(super) fn text(&self, id: u32) -> Option<&str> {
         self.texts.get(id)
+    }
+
+    /// Returns the bytes of the token `id`, unless it is silent, unknown or missing.
+    pub(super) fn bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        let (form, text) = self.get(id);
+        match form {
+            Form::Silent | Form::Unknown | Form::Missing => None,
+            Form::Byte(byte) => Some(Cow::Owned(vec![byte])),
+            Form::Letters => Some(alphabet::bytes(text).map_or(text.as_bytes().into(), Cow::Owned)),
+            Form::Plain => Some(text.as_bytes().into()),
+            Form::Spaced => Some(Cow::Owned(text.replace(SPACE, " ").into_bytes())),
+        }
     }
 
     /// Returns the form and the text of the token `id`.

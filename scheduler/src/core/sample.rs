@@ -1,6 +1,7 @@
 //! Interface for sampling a token from one row of logits.
 
 use crate::core::SequenceId;
+use crate::sampling::shaping::LogProbabilities;
 use serde::{Deserialize, Serialize};
 
 /// Selects the next tokens of one sequence. Each request has its own sampler, with its own settings and
@@ -17,6 +18,21 @@ pub trait Sample: Send {
     /// # Errors
     /// Returns a message if no token can be selected. The sequence then ends.
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String>;
+
+    /// Returns whether the sampler needs whole rows of logits. Otherwise, the most likely tokens suffice.
+    fn reads_rows(&self) -> bool {
+        true
+    }
+
+    /// Returns whether the sequence is complete with the last sampled token.
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    /// Takes the log probabilities of the last sampled token, if the request wants them.
+    fn report(&mut self) -> Option<LogProbabilities> {
+        None
+    }
 }
 
 impl Sample for crate::sampling::Sampler {

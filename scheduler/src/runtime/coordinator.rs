@@ -322,7 +322,9 @@ impl Coordinator {
             }
             RunAction::Emit { sequence, token } => {
                 self.pending.progress.new_tokens += 1;
-                self.pending.news.push((sequence, Reply::Token { id: token }));
+                let picker = self.clients.get(&sequence).and_then(|client| client.picker.as_deref());
+                let log_probabilities = picker.and_then(Picker::report);
+                self.pending.news.push((sequence, Reply::Token { id: token, log_probabilities }));
             }
             RunAction::Finish { sequence, finished } => {
                 self.pending.news.push((sequence, Reply::Finished(finished)));
@@ -558,7 +560,7 @@ mod tests {
         coordinator.catch_up();
         drop(written);
         let replies: Vec<_> = replies.try_iter().collect();
-        let [(SequenceId(0), Reply::Token { id: 0 }), (one, Reply::Failed(_)), (other, Reply::Failed(_))] =
+        let [(SequenceId(0), Reply::Token { id: 0, .. }), (one, Reply::Failed(_)), (other, Reply::Failed(_))] =
             &replies[..]
         else {
             panic!("{replies:?}");

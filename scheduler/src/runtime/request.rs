@@ -2,7 +2,9 @@
 
 use crate::core::{Finished, Priority, Prompt, RunEvent, Sample, SequenceId};
 use crate::error::{Error, Refusal};
+use crate::sampling::shaping::LogProbabilities;
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -91,6 +93,8 @@ pub enum Reply {
     Token {
         /// Token id.
         id: u32,
+        /// Its log probabilities, if the request wants them.
+        log_probabilities: Option<Box<LogProbabilities>>,
     },
     /// The logits of one position. Positions arrive in ascending order.
     Logits {
@@ -211,13 +215,15 @@ pub(super) struct Picker {
     window: usize,
     /// Recent tokens, at least `window` of them if there are as many.
     history: Vec<u32>,
+    /// Log probabilities of tokens that have not been delivered.
+    reports: VecDeque<LogProbabilities>,
 }
 
 impl Picker {
     pub(super) fn new(sampler: Box<dyn Sample>, stop: Option<Box<dyn StopRule>>, prompt: &[u32]) -> Self {
         let window = sampler.window();
         let history = prompt[prompt.len().saturating_sub(window)..].to_vec();
-        Self { sampler, stop, window, history }
+        Self { sampler, stop, window, history, reports: VecDeque::new() }
     }
 
     fn next(&mut self, logits: &[f32]) -> Result<(u32, bool), String> {
@@ -228,7 +234,14 @@ impl Picker {
         if self.window > 0 {
             self.history.push(token);
         }
-        Ok((token, self.stop.as_mut().is_some_and(|stop| stop.matches(token))))
+        self.reports.extend(self.sampler.report());
+        let stops = self.stop.as_mut().is_some_and(|stop| stop.matches(token));
+        Ok((token, stops || self.sampler.is_done()))
+    }
+
+    /// Takes the log probabilities of the token that is delivered next.
+    pub(super) fn report(picker: &Mutex<Self>) -> Option<Box<LogProbabilities>> {
+        picker.lock().unwrap_or_else(PoisonError::into_inner).reports.pop_front().map(Box::new)
     }
 
     /// Returns the next token, and whether it ends the sequence. A panic becomes an error.

@@ -181,7 +181,7 @@ fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
 }
 
 fn tokens(replies: &[Reply]) -> Vec<u32> {
-    replies.iter().filter_map(|r| if let Reply::Token { id } = r { Some(*id) } else { None }).collect()
+    replies.iter().filter_map(|r| if let Reply::Token { id, .. } = r { Some(*id) } else { None }).collect()
 }
 
 fn finished(replies: &[Reply]) -> Finished {

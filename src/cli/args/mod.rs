@@ -22,7 +22,9 @@ pub(crate) use placement::{PlacementArgs, RequestArgs, WireArg};
 pub(crate) use plans::{
     CardsArgs, DescribedArgs, FleetArgs, InspectArgs, PictureArgs, PlanArgs, SimulateArgs,
 };
-pub(crate) use run::{ChatArgs, CompareArgs, LogitsArgs, PerplexityArgs, RecordArgs, RunArgs, SamplingArgs};
+pub(crate) use run::{
+    ChatArgs, CompareArgs, ConstraintArgs, LogitsArgs, PerplexityArgs, RecordArgs, RunArgs, SamplingArgs,
+};
 pub(crate) use template::TemplateArgs;
 pub(crate) use tokenize::TokenizeArgs;
 #[cfg(feature = "server")]

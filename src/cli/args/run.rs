@@ -17,6 +17,7 @@ Examples:
   ragtag run -p \"Once upon a time\"
   ragtag run model.gguf -p \"The old woman\" -n 64 --temp 0 --cpu-devices 2
   ragtag run model.gguf --chat -p \"Why is the sky blue?\"
+  ragtag run model.gguf --chat -p \"Name a city.\" --json-schema city.json
   ragtag run model.gguf -p \"<fim_prefix>a = <fim_suffix><fim_middle>\"
   ragtag run -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
@@ -75,6 +76,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
+    pub(crate) constraint: ConstraintArgs,
+    #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
@@ -86,6 +89,18 @@ pub(crate) struct RunArgs {
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
+}
+
+/// Constraint of the text.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct ConstraintArgs {
+    /// Generate JSON that is valid for the schema in this file ("-": standard input).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json_schema: Option<PathBuf>,
+    /// Generate text of the grammar in this file ("-": standard input), which is in GBNF or Lark.
+    #[arg(long, value_name = "FILE", conflicts_with = "json_schema")]
+    pub(crate) grammar: Option<PathBuf>,
 }
 
 /// Sampling of the next token.

@@ -18,6 +18,13 @@ use std::process::{Command, Output};
 
 /// Folder of the released files, relative to the root.
 const FOLDER: &str = "target/real-models";
+/// Returns the path of SmolLM2, which may be missing.
+pub(crate) fn smollm2(root: &Path) -> PathBuf {
+    root.join(FOLDER).join("SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// Builds the command with the tests. Building it alone would compile dependencies again with other features.
+pub(crate) const BUILD: [&str; 4] = ["test", "--workspace", "--locked", "--no-run"];
 /// Folder of the expected values, relative to the root.
 const GOLDEN: &str = "tests/support/golden/released";
 /// Settings of `.ci/run` that let drivers compile without optimisation. Real models run longer than they compile.
@@ -158,8 +165,7 @@ fn check(
 ) -> Result<(), String> {
     let built = Path::new("target/debug/ragtag").with_extension(std::env::consts::EXE_EXTENSION);
     if args.ragtag.is_none() {
-        // The tests' command. Building it alone would compile dependencies again with other features.
-        done.cargo(root, &["test", "--workspace", "--locked", "--no-run"], &[])?;
+        done.cargo(root, &BUILD, &[])?;
     }
     let ragtag = args.ragtag.clone().unwrap_or_else(|| root.join(built));
     let mut checks = Checks { root, ragtag, failures: Vec::new() };
