@@ -252,6 +252,10 @@ kernels! {
     "arg-max" ArgMax => arg_max::ArgMax;
     /// The largest values of each row, in descending order.
     "top-k" TopK => top_k::TopK;
+    /// The best logits of the parts of each row.
+    "peaks" Peaks => picks::peaks::Peaks;
+    /// The best logits of each row, from those of its parts.
+    "picks" Picks => picks::Picks;
     /// Norm of each query and key head.
     "head-norm" HeadNorm => head_norm::HeadNorm;
     /// Product of weights of the given type and activations.

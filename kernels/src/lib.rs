@@ -38,6 +38,7 @@ mod library;
 pub mod matmul;
 mod module;
 pub mod params;
+pub mod picks;
 pub mod quantize;
 pub mod reduce;
 pub mod rms_norm;

@@ -41,6 +41,13 @@ pub enum Content {
     },
     /// 32-bit words, compared bit for bit.
     Words(Vec<Option<u32>>),
+    /// Words that are compared bit for bit, and f32 values. `None` in both lists accepts any word.
+    Both {
+        /// Words.
+        words: Vec<Option<u32>>,
+        /// Values.
+        values: Vec<Option<f64>>,
+    },
     /// File blocks, padded to 32-bit words. The error is the amount by which their distance from `values`
     /// exceeds that of the reference's blocks. Small excesses from ties do not count.
     Blocks {
@@ -125,16 +132,16 @@ impl Content {
             Content::F32(values) => {
                 error_of_values(values, before, after, |b: [u8; 4]| f64::from(f32::from_le_bytes(b)))
             }
-            Content::SomeF32(values) => {
-                let after = after.as_chunks::<4>().0;
-                if after.len() != values.len() {
-                    return Err(format!("{} values where {} are expected", after.len(), values.len()));
+            Content::SomeF32(values) => error_of_some(values, after),
+            Content::Both { words, values } => {
+                let pairs = words.iter().zip(after.as_chunks::<4>().0).enumerate();
+                for (i, (word, bytes)) in pairs {
+                    let after = u32::from_le_bytes(*bytes);
+                    if word.is_some_and(|word| word != after) {
+                        return Err(format!("word {i} is {after:08x} and not {word:08x?}"));
+                    }
                 }
-                let mut distance = Distance::default();
-                for (expected, bytes) in values.iter().zip(after) {
-                    expected.iter().for_each(|e| distance.add(*e, f64::from(f32::from_le_bytes(*bytes))));
-                }
-                Ok(distance.relative())
+                if words.len() == values.len() { error_of_some(values, after) } else { Err("lengths".into()) }
             }
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
@@ -314,6 +321,19 @@ fn error_of_values<const N: usize>(
     Ok(distance.relative())
 }
 
+/// Returns the error of the values that are expected.
+fn error_of_some(values: &[Option<f64>], after: &[u8]) -> Result<f64, String> {
+    let after = after.as_chunks::<4>().0;
+    if after.len() != values.len() {
+        return Err(format!("{} values where {} are expected", after.len(), values.len()));
+    }
+    let mut distance = Distance::default();
+    for (expected, bytes) in values.iter().zip(after) {
+        expected.iter().for_each(|e| distance.add(*e, f64::from(f32::from_le_bytes(*bytes))));
+    }
+    Ok(distance.relative())
+}
+
 /// Checks that all words have their expected values. Where the expected value is `None`, the word must be
 /// unchanged.
 fn all_words<T: std::fmt::Debug>(
@@ -485,6 +505,20 @@ mod tests {
         assert!(passes(content(), [two, 7, 0]) && passes(content(), [two, nan, 0]));
         assert!(!passes(content(), [two, 7, two]) && !passes(content(), [nan, 7, 0]));
         assert!(!passes(Content::SomeF32(vec![None; 2]), [0; 3]));
+    }
+
+    #[test]
+    fn words_and_values_of_one_binding_are_both_checked() {
+        let content = || Content::Both {
+            words: vec![Some(5), None, Some(u32::MAX)],
+            values: vec![None, Some(2.0), None],
+        };
+        let two = 2_f32.to_bits();
+        assert!(passes(content(), [5, two, u32::MAX]) && passes(content(), [5, two + 1, u32::MAX]));
+        assert!(
+            !passes(content(), [4, two, u32::MAX]) && !passes(content(), [5, f32::NAN.to_bits(), u32::MAX])
+        );
+        assert!(!passes(content(), [5, two + 999, u32::MAX]) && !passes(content(), [5, two, 7]));
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod matmul;
 #[cfg(all(target_arch = "aarch64", not(test)))]
 mod neon;
 mod packed;
+mod picks;
 mod portable;
 mod rope_append;
 mod row;
@@ -95,7 +96,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     add! {
         rows::Gather, rows::RmsNorm, rows::HeadNorm, rows::SiluMul, rows::Add,
         halves::Product<F16>, halves::Product<BF16>,
-        logits::ArgMax, logits::TopK,
+        logits::ArgMax, logits::TopK, picks::Peaks, picks::Picks,
         split_attention::Merge,
         gemm::Gemm<f32>, gemm::Gemm<f16>, gemm::Gemm<bf16>,
         attention_dense::AttentionDense<f32>, attention_dense::AttentionDense<f16>,
