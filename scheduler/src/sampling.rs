@@ -5,9 +5,13 @@
 //! generator, so its results are deterministic. Identical settings with a seed, logits and histories produce
 //! identical tokens on every machine.
 //!
+//! A temperature without filters needs all logits. Its draw has a loop of its own in `softmax.rs`, which rounds
+//! differently from the general draw, so it defines the tokens of such settings.
+//!
 //! This module does not depend on the source of the logits.
 
 pub mod shaping;
+mod softmax;
 
 pub use shaping::token_log_probability;
 
@@ -219,6 +223,9 @@ impl Sampler {
             return likeliest(logits).ok_or(none);
         }
         SCRATCH.with_borrow_mut(|scratch| {
+            if self.settings.is_plain() {
+                return scratch.draw_plain(logits, self.settings.temperature, &mut self.draws).ok_or(none);
+            }
             scratch.collect(&self.settings, logits, history);
             scratch.choose(&self.settings, &mut self.draws).ok_or(none)
         })

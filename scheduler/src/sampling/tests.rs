@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// Returns settings that leave the distribution unchanged.
-fn plain() -> Sampling {
+pub(super) fn plain() -> Sampling {
     Sampling {
         temperature: 1.0,
         top_k: 0,
@@ -23,7 +23,12 @@ fn sampler(settings: Sampling) -> Sampler {
 }
 
 /// Draws many tokens and checks by a chi-square test that their counts match `probabilities`.
-fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], probabilities: &[f64]) {
+pub(super) fn assert_distribution(
+    settings: Sampling,
+    logits: &[f32],
+    history: &[u32],
+    probabilities: &[f64],
+) {
     const DRAWS: usize = 20_000;
     let mut sampler = sampler(settings);
     let mut counts = vec![0usize; logits.len()];
