@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Session, TokenStream};
+use ragtag_scheduler::Sampling;
 use ragtag_scheduler::compare::Burst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -68,19 +69,28 @@ impl Wake for Alarm {
 
 impl Session {
     /// Submits all sequences of a burst at once and waits until all of them have ended. The prompts are
-    /// synthetic. The sequences continue after the model's end token.
+    /// synthetic. The sequences continue after the model's end token. Tokens are sampled with the default settings.
     ///
     /// # Errors
     /// Fails like [`Session::generate`] and its stream. Returns [`Error::Usage`] if a sequence ends before it
     /// has generated all tokens.
     pub async fn burst(&self, burst: &Burst) -> Result<BurstTimes> {
+        self.burst_with(burst, Sampling::default()).await
+    }
+
+    /// Like [`Session::burst`], with other settings of the sampler.
+    ///
+    /// # Errors
+    /// Fails like [`Session::burst`].
+    pub async fn burst_with(&self, burst: &Burst, sampling: Sampling) -> Result<BurstTimes> {
         let (prompt, new_tokens, count) = match *burst {
             // The first generated token marks the end of prefill.
             Burst::Prompts { tokens, sequences } => (tokens, 1, sequences),
             Burst::Generations { prompt, tokens, sequences } => (prompt, tokens, sequences),
         };
+        let (max_tokens, ignore_end) = (new_tokens, true);
         let generation =
-            Generation { max_tokens: new_tokens, ignore_end: true, cache: false, ..Generation::greedy() };
+            Generation { sampling, max_tokens, ignore_end, cache: false, ..Generation::default() };
         let vocabulary = self.vocabulary();
         let started = Instant::now();
         let (mut sequences, woken) = (Vec::new(), Arc::<Woken>::default());

@@ -5,8 +5,8 @@ use crate::arch::rope::Rope;
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
-    Add, Affine, Attention, Bias, Embed, Gather, HeadNorm, Heads, LayerNorm, Lookup, MatMul, Operator,
-    RmsNorm, RopeAppend, Rows, Scale, Scores, Shape, SiluMul, Unary,
+    Add, Affine, Attention, Bias, Embed, Gather, HeadNorm, Heads, LayerNorm, Lookup, MatMul, Operator, Peaks,
+    Picks, RmsNorm, RopeAppend, Rows, Scale, Scores, Shape, SiluMul, Unary,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
@@ -128,6 +128,12 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn gather(&mut self, x: NodeIndex) -> NodeIndex {
         self.apply(Gather, &[x])
+    }
+
+    /// Adds the nodes that find the best logits of each row.
+    pub(crate) fn picks(&mut self, logits: NodeIndex) -> NodeIndex {
+        let peaks = self.apply(Peaks, &[logits]);
+        self.apply(Picks, &[peaks])
     }
 
     pub(crate) fn rms_norm(

@@ -22,6 +22,8 @@ pub enum StageBuffer {
     Crossing,
     /// The slot's logits (last stage only).
     Logits,
+    /// The best of the slot's logits (last stage only).
+    Picks,
     /// The slot's parameter block.
     Params,
 }

@@ -5,6 +5,7 @@ use crate::program::{Program, RowKind, StageBuffer};
 use crate::rope_lengths::RopeLengths;
 use crate::weight_buffer::WeightBuffer;
 use ragtag_hal::Module;
+use ragtag_kernels::picks::RECORD_BYTES;
 use std::ops::Range;
 
 /// Result of a stage for each row of a micro-batch that needs it.
@@ -17,15 +18,32 @@ pub enum StageResult {
         /// Number of tokens in the vocabulary.
         vocabulary: u32,
     },
+    /// Logits, and the best of them: a record of [`ragtag_kernels::picks`].
+    Picks {
+        /// Number of tokens in the vocabulary.
+        vocabulary: u32,
+    },
 }
 
 impl StageResult {
-    /// Returns the size of one row in bytes.
-    pub fn row_bytes(self) -> u64 {
+    /// Returns the number of tokens in the vocabulary, if the stage computes logits.
+    pub fn vocabulary(self) -> Option<u32> {
         match self {
-            StageResult::Nothing => 0,
-            StageResult::Logits { vocabulary } => u64::from(vocabulary) * 4,
+            StageResult::Nothing => None,
+            StageResult::Logits { vocabulary } | StageResult::Picks { vocabulary } => {
+                Some(vocabulary).filter(|vocabulary| *vocabulary > 0)
+            }
         }
+    }
+
+    /// Returns the size of one row of logits in bytes.
+    pub fn row_bytes(self) -> u64 {
+        self.vocabulary().map_or(0, |vocabulary| u64::from(vocabulary) * 4)
+    }
+
+    /// Returns the size of the best logits of one row in bytes.
+    pub fn picks_row_bytes(self) -> u64 {
+        if matches!(self, StageResult::Picks { .. }) { RECORD_BYTES } else { 0 }
     }
 }
 
@@ -94,8 +112,8 @@ impl CompiledStage {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
-    /// Returns the maximum size in bytes of what the stage returns for a micro-batch.
-    pub fn max_result_bytes(&self) -> u64 {
+    /// Returns the maximum size in bytes of the logits of a micro-batch.
+    pub fn max_logits_bytes(&self) -> u64 {
         u64::from(self.max_logit_rows()) * self.result.row_bytes()
     }
 
@@ -112,18 +130,23 @@ impl CompiledStage {
         self.kv_bytes[buffer] / u64::from(ring.map_or(self.kv_blocks, |ring| ring.total).max(1))
     }
 
-    /// Returns the sizes in bytes of the four buffers of one slot: parameters, residual rows, rows in the
-    /// wire type, and logits. The size is 0 for a buffer that the slot lacks.
-    pub fn slot_buffers(&self) -> [u64; 4] {
+    /// Returns the maximum size in bytes of the best logits of a micro-batch.
+    pub fn max_picks_bytes(&self) -> u64 {
+        u64::from(self.max_logit_rows()) * self.result.picks_row_bytes()
+    }
+
+    /// Returns the sizes in bytes of the five buffers of one slot: parameters, residual rows, rows in the
+    /// wire type, logits, and the best logits. The size is 0 for a buffer that the slot lacks.
+    pub fn slot_buffers(&self) -> [u64; 5] {
         let params = self.programs.iter().map(|p| self.params_bytes(p)).max().unwrap_or(0);
         let rows = u64::from(self.max_rows());
         let crossing = rows * self.crossing_row_bytes.unwrap_or(0);
-        [params, rows * self.row_bytes, crossing, self.max_result_bytes()]
+        [params, rows * self.row_bytes, crossing, self.max_logits_bytes(), self.max_picks_bytes()]
     }
 
     /// Checks that every slice lies within its buffer.
     pub(crate) fn check_slices(&self) {
-        let [_, activation, crossing, logits] = self.slot_buffers();
+        let [_, activation, crossing, logits, picks] = self.slot_buffers();
         for program in &self.programs {
             for slice in program.steps.iter().flat_map(|step| &step.slices) {
                 let bytes = match slice.buffer {
@@ -133,6 +156,7 @@ impl CompiledStage {
                     StageBuffer::Activation => activation,
                     StageBuffer::Crossing => crossing,
                     StageBuffer::Logits => logits,
+                    StageBuffer::Picks => picks,
                     StageBuffer::Params => self.params_bytes(program),
                 };
                 assert!(slice.offset + slice.bytes <= bytes, "{slice:?} in a buffer of {bytes} bytes");

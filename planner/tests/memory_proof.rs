@@ -270,7 +270,8 @@ fn check_caches(model: &Model, lowering: &Lowering, stage: &PlanStage, what: &st
         compiled.programs.iter().map(|p| compiled.params_bytes(p)).max().expect("programs"),
         rows * compiled.row_bytes,
         rows * compiled.crossing_row_bytes.unwrap_or(0),
-        compiled.max_result_bytes(),
+        compiled.max_logits_bytes(),
+        compiled.max_picks_bytes(),
     ];
     assert_eq!(compiled.crossing_row_bytes.is_some(), lowering.wire_type == WireType::F16);
     assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {what}");
@@ -288,7 +289,7 @@ fn check_total(compiled: &CompiledStage, stage: &PlanStage, what: &str) {
     let all = promised.weights + promised.kv + scratch + promised.slots + promised.staging;
     let raw = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
     assert!(promised.total >= all && all >= raw, "{all}, {raw}, {what}");
-    let buffers = weights.len() + compiled.kv_bytes.len() + 1 + 4 * SLOTS as usize;
+    let buffers = weights.len() + compiled.kv_bytes.len() + 1 + 5 * SLOTS as usize;
     assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {what}");
 }
 

@@ -24,6 +24,7 @@ fn shape(sequences: u32, kv_use: KvUse) -> RunShape {
         credits: 2,
         context: 4096,
         vocabulary: 1 << 16,
+        has_picks: false,
         chunks: Chunks::fixed(rows),
         max_rows: rows,
         max_logit_rows: rows,

@@ -19,6 +19,7 @@ mod error;
 mod made_up;
 mod mailbox;
 mod message;
+mod results;
 mod runtime;
 pub mod sampling;
 pub mod sim;
@@ -34,7 +35,7 @@ pub use runtime::{
     Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
 };
 pub use sampling::shaping::{LogProbabilities, ShapedSampler, Shaping, TokenLogProbability, TokenMask};
-pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
+pub use sampling::{Picks, Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};
 pub use transfers::{Crossed, EdgeReport};
 pub use trial::trial;

@@ -5,14 +5,17 @@
 //! generator, so its results are deterministic. Identical settings with a seed, logits and histories produce
 //! identical tokens on every machine.
 //!
-//! A temperature without filters needs all logits. Its draw has a loop of its own in `softmax.rs`, which rounds
-//! differently from the general draw, so it defines the tokens of such settings.
+//! Most settings depend only on the best logits of a row, so the host reads these alone: see [`Picks`]. A temperature
+//! without filters needs all logits. Its draw has a loop of its own in `softmax.rs`, which rounds differently from the
+//! general draw, so it defines the tokens of such settings.
 //!
 //! This module does not depend on the source of the logits.
 
+mod picks;
 pub mod shaping;
 mod softmax;
 
+pub use picks::Picks;
 pub use shaping::token_log_probability;
 
 use std::cell::RefCell;
@@ -142,9 +145,9 @@ impl Candidate {
     }
 }
 
-/// Returns the logit of a recent token.
+/// Returns the logit of a recent token. Infinity counts as the largest finite number.
 fn penalised(logit: f32, penalty: f32) -> f32 {
-    if logit > 0.0 { logit / penalty } else { logit * penalty }
+    if logit > 0.0 { logit.min(f32::MAX) / penalty } else { logit * penalty }
 }
 
 /// Returns the token with the largest logit, and the lowest id among equal logits. Devices wait for the
@@ -268,17 +271,22 @@ impl Scratch {
     /// Collects the candidates, and applies the repetition penalty. With top-k, tokens that are surely not among the
     /// best `top_k` may be absent.
     fn collect(&mut self, settings: &Sampling, logits: &[f32], history: &[u32]) {
-        let Sampling { top_k, repetition_penalty: penalty, repetition_window: window, .. } = *settings;
-        self.recent.clear();
-        if penalty != 1.0 {
-            let window = usize::try_from(window).unwrap_or(usize::MAX).min(history.len());
-            self.recent.extend_from_slice(&history[history.len() - window..]);
-            self.recent.sort_unstable();
-            self.recent.dedup();
-        }
+        let Sampling { top_k, repetition_penalty: penalty, .. } = *settings;
+        self.find_recent(settings, history);
         match self.floor(top_k, logits) {
             Some(floor) => self.collect_from(floor, logits, penalty),
             None => self.collect_all(logits, penalty),
+        }
+    }
+
+    /// Finds the recent tokens, if there is a penalty for them.
+    fn find_recent(&mut self, settings: &Sampling, history: &[u32]) {
+        self.recent.clear();
+        if settings.repetition_penalty != 1.0 {
+            let window = usize::try_from(settings.repetition_window).unwrap_or(usize::MAX).min(history.len());
+            self.recent.extend_from_slice(&history[history.len() - window..]);
+            self.recent.sort_unstable();
+            self.recent.dedup();
         }
     }
 

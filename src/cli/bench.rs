@@ -1,7 +1,7 @@
 //! Implements `ragtag bench`, which measures the speed of prompt processing (pp) and generation (tg) in
 //! tokens per second, like llama-bench.
 
-use super::args::{BenchArgs, BenchCommand};
+use super::args::{BenchArgs, BenchCommand, BenchSampling};
 use super::compare;
 use super::error::{Error, Result};
 use super::files;
@@ -12,7 +12,7 @@ use super::start::model::open;
 use super::start::placed::placed;
 use super::start::wanted::{Needs, workload};
 use super::stream::block_on;
-use crate::{Meter, Model, Session};
+use crate::{Meter, Model, Sampling, Session};
 use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;
@@ -64,7 +64,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
         for test in &tests {
-            once(&engine.session(), &test.burst(parallel))?;
+            once(&engine.session(), &test.burst(parallel), args.sampling)?;
         }
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
@@ -74,13 +74,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     // The first runs compile kernels and record commands, so they do not count.
     for test in &tests {
-        once(&engine.session(), &test.burst(parallel))?;
+        once(&engine.session(), &test.burst(parallel), args.sampling)?;
         bar.inc(1);
     }
     let (warm, meter) = (engine.stats(), Meter::start());
     let mut measurements = Vec::new();
     for test in &tests {
-        measurements.push(measure(&engine.session(), *test, parallel, args.repetitions, &bar)?);
+        measurements.push(measure(&engine.session(), *test, parallel, args, &bar)?);
     }
     bar.finish_and_clear();
     let bursts: Vec<_> = tests
@@ -96,6 +96,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "file_bytes": model.file_bytes(),
             "parameters": model.graph().parameters(),
             "plan": engine.plan(),
+            "sampling": args.sampling,
             "measurements": measurements,
             "comparison": comparison,
             "replanned": replanned,
@@ -149,13 +150,13 @@ fn measure(
     session: &Session,
     test: Test,
     parallel: u32,
-    repetitions: u32,
+    args: &BenchArgs,
     bar: &indicatif::ProgressBar,
 ) -> Result<Measurement> {
     let tokens = u64::from(test.tokens()) * u64::from(parallel);
     let mut samples = Vec::new();
-    for _ in 0..repetitions {
-        samples.push(tokens as f64 / once(session, &test.burst(parallel))?);
+    for _ in 0..args.repetitions {
+        samples.push(tokens as f64 / once(session, &test.burst(parallel), args.sampling)?);
         bar.inc(1);
     }
     let mean = samples.iter().sum::<f64>() / samples.len() as f64;
@@ -172,8 +173,12 @@ fn measure(
 }
 
 /// Runs a burst and returns the time until its last sequence ends, in seconds.
-fn once(session: &Session, burst: &Burst) -> Result<f64> {
-    Ok(block_on(session.burst(burst))?.seconds)
+fn once(session: &Session, burst: &Burst, sampling: BenchSampling) -> Result<f64> {
+    let sampling = match sampling {
+        BenchSampling::Default => Sampling::default(),
+        BenchSampling::Greedy => Sampling::greedy(),
+    };
+    Ok(block_on(session.burst_with(burst, sampling))?.seconds)
 }
 
 pub(super) fn as_table(

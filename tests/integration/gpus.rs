@@ -27,7 +27,7 @@ const FEW_ROWS: usize = 4;
 
 /// Returns all adapters except those of the CPU backend. Records a skip if there is none. The conformance tests record
 /// each API without adapters.
-fn adapters() -> Vec<Adapter> {
+pub(crate) fn adapters() -> Vec<Adapter> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found: Vec<_> =
         devices.report().adapters().filter(|adapter| adapter.backend != "cpu").cloned().collect();

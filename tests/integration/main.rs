@@ -38,6 +38,7 @@ mod plan_api;
 mod requests;
 mod rope_lengths;
 mod row_lengths;
+mod sampling;
 mod serve;
 mod simulation;
 mod streaming;

@@ -15,11 +15,12 @@ use crate::calibrate::solo::{SoloBatch, SoloDevice, SoloStage};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Adapter;
+use ragtag_planner::ModelFacts;
 use ragtag_planner::cost::{
     DeviceFacts, FigureSource, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     TimePoint, TokenReturn, fit_copies,
 };
-use ragtag_scheduler::{Sampler, Sampling};
+use ragtag_scheduler::{Picks, Sampler, Sampling};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::mpsc;
@@ -158,7 +159,7 @@ impl<'a> Timer<'a> {
         let host_bandwidth_bytes_per_s = bulk_rate(uploads);
         let token_return = token_return.unwrap_or_else(|| TokenReturn {
             latency_us: host_latency_us + wake_us(),
-            row_us: steps.logit_row_bytes() as f64 / host_bandwidth_bytes_per_s * 1e6,
+            row_us: ModelFacts::RETURN_ROW_BYTES as f64 / host_bandwidth_bytes_per_s * 1e6,
         });
         let (host_latency_us, token_return) = self.quiet(device.adapter(), host_latency_us, token_return);
         let profile = Profile {
@@ -194,7 +195,7 @@ impl<'a> Timer<'a> {
         let assumed = DeviceFacts::assumed("", adapter.kind, 1, 0, FigureSource::Assumed);
         let latency_us = assumed.host_latency_us.value;
         let return_us = latency_us + assumed.stage_us.value;
-        let row_us = self.steps.logit_row_bytes() as f64 / assumed.host_bandwidth_bytes_per_s.value * 1e6;
+        let row_us = ModelFacts::RETURN_ROW_BYTES as f64 / assumed.host_bandwidth_bytes_per_s.value * 1e6;
         let token_return = TokenReturn {
             latency_us: token_return.latency_us.min(return_us),
             row_us: token_return.row_us.min(row_us),
@@ -347,9 +348,9 @@ impl<'a> Timer<'a> {
         if self.budget.left(1.0).is_zero() {
             return Ok(None);
         }
-        let greedy = Sampler::new(Sampling::greedy());
-        let mut sampler = greedy.map_err(|error| Error::Usage(error.to_string()))?;
-        let mut choose = |logits: &[f32]| drop(std::hint::black_box(sampler.sample(logits, &[])));
+        let sampler = Sampler::new(Sampling::default());
+        let mut sampler = sampler.map_err(|error| Error::Usage(error.to_string()))?;
+        let mut choose = |picks: &Picks<'_>| drop(std::hint::black_box(sampler.sample_picks(picks, &[])));
         let mut hand_over = |rows: u32| {
             let batch = SoloBatch::decode(rows, 1);
             let times = Stats::times(REPETITIONS, self.budget.left(1.0) / 4, || {

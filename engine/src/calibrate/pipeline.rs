@@ -15,8 +15,8 @@ use ragtag_hal::Timing;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Flow, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler, Sampling,
-    StageSpec,
+    Flow, Job, Picks, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler,
+    Sampling, StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const SETTLED: Duration = Duration::from_millis(2);
 /// A running calibration pipeline.
 pub(super) struct CalibrationPipeline {
     pipeline: Pipeline,
-    logit_row_bytes: u64,
+    return_row_bytes: u64,
 }
 
 impl CalibrationPipeline {
@@ -54,7 +54,7 @@ impl CalibrationPipeline {
         let step_us = profile.time(&steps.keys[head], &alone).map_or(busy_us, |time| time.value);
         let lowering = &steps.lowering;
         lengthen(&mut compiled, busy_us / step_us.max(1.0), lowering.sequences);
-        let logit_row_bytes = compiled.result.row_bytes();
+        let return_row_bytes = compiled.result.picks_row_bytes();
         let weights = Box::new(Filling::new(&compiled));
         let stages = vec![StageSpec::new(0, compiled, weights)];
         let mut options =
@@ -62,7 +62,7 @@ impl CalibrationPipeline {
         // Two sequences decode in micro-batches of their own.
         options.decode_groups = 2;
         let spec = PipelineSpec { devices: vec![Box::new(device)], stages, prefill: None };
-        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes })
+        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, return_row_bytes })
     }
 
     /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
@@ -85,7 +85,7 @@ impl CalibrationPipeline {
         let between_ns = times_ns.last().zip(times_ns.first()).map_or(0, |(last, first)| last - first);
         let round_us = between_ns as f64 / 1e3 / (times_ns.len().max(2) - 1) as f64;
         std::thread::sleep(SETTLED);
-        Ok(Seen { round_us, before, after: self.pipeline.stats(), logit_row_bytes: self.logit_row_bytes })
+        Ok(Seen { round_us, before, after: self.pipeline.stats(), return_row_bytes: self.return_row_bytes })
     }
 
     fn submit(
@@ -95,7 +95,7 @@ impl CalibrationPipeline {
         tokens: u32,
         sender: &mpsc::Sender<(u32, u64, Reply)>,
     ) -> Result<()> {
-        let sampler = Sampler::new(Sampling::greedy()).map_err(|error| Error::Usage(error.to_string()))?;
+        let sampler = Sampler::new(Sampling::default()).map_err(|error| Error::Usage(error.to_string()))?;
         let sender = sender.clone();
         let reply = move |reply| {
             // Sending fails only if the receiver was dropped, and then the reply is not needed.
@@ -133,6 +133,14 @@ impl Sample for FixedChoice {
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
         Ok(self.sampler.sample(logits, history).map_or(1, |_| 1))
     }
+
+    fn wants_rows(&self) -> bool {
+        self.sampler.wants_rows()
+    }
+
+    fn sample_picks(&mut self, picks: &Picks<'_>, history: &[u32]) -> std::result::Result<u32, String> {
+        Ok(self.sampler.sample_picks(picks, history).map_or(1, |_| 1))
+    }
 }
 
 /// Statistics of the pipeline before and after a run.
@@ -142,7 +150,7 @@ pub(super) struct Seen {
     pub(super) round_us: f64,
     before: PipelineStats,
     after: PipelineStats,
-    logit_row_bytes: u64,
+    return_row_bytes: u64,
 }
 
 impl Seen {
@@ -163,7 +171,7 @@ impl Seen {
         let (before, after) = (self.before.token_return.decode, self.after.token_return.decode);
         let count = after.crossings - before.crossings;
         let mean = |sum: u64| sum as f64 / count as f64;
-        let rows = mean(after.bytes - before.bytes) / self.logit_row_bytes as f64;
+        let rows = mean(after.bytes - before.bytes) / self.return_row_bytes as f64;
         (count > 0).then(|| (rows, mean(after.busy_ns - before.busy_ns) / 1e3))
     }
 }
@@ -200,7 +208,7 @@ pub(super) mod tests {
                 ..PipelineStats::default()
             }
         };
-        Seen { round_us, before: at(10), after: at(30), logit_row_bytes: 64 }
+        Seen { round_us, before: at(10), after: at(30), return_row_bytes: 64 }
     }
 
     #[test]

@@ -230,12 +230,6 @@ impl Steps {
         self.segment_bytes.iter().skip(1).sum::<u64>().saturating_sub(timed)
     }
 
-    /// Returns the size of a row of logits, in bytes.
-    pub(super) fn logit_row_bytes(&self) -> u64 {
-        let vocabulary = self.graph.hyperparameters().vocabulary;
-        ragtag_graph::StageResult::Logits { vocabulary }.row_bytes()
-    }
-
     /// Returns the size of a row of f32 activations, in bytes.
     pub(super) fn row_bytes(&self) -> u64 {
         self.row_bytes

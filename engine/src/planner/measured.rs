@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::stage::lowering;
 use ragtag_graph::Segment;
-use ragtag_planner::Plan;
+use ragtag_planner::{ModelFacts, Plan};
 use ragtag_scheduler::PipelineStats;
 use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
 
@@ -36,7 +36,6 @@ struct Measured {
     plan: Plan,
     segments: Vec<Segment>,
     row_bytes: u64,
-    logit_row_bytes: u64,
     stats: PipelineStats,
 }
 
@@ -48,17 +47,16 @@ impl Measured {
             .with_granularity(plan.model.granularity)
             .segments(&lowering(plan, false))
             .map_err(|cause| Error::Model { name: model.name().into(), cause })?;
-        let (row_bytes, logit_row_bytes) = (facts.row_bytes, facts.logit_row_bytes());
-        Ok(Self { plan: plan.clone(), segments, row_bytes, logit_row_bytes, stats })
+        Ok(Self { plan: plan.clone(), segments, row_bytes: facts.row_bytes, stats })
     }
 
     fn comparand<'a>(&'a self, planner: &'a Planner) -> Comparand<'a> {
-        let Self { plan, segments, row_bytes, logit_row_bytes, .. } = self;
+        let Self { plan, segments, row_bytes, .. } = self;
         Comparand {
             plan,
             segments,
             row_bytes: *row_bytes,
-            logit_row_bytes: *logit_row_bytes,
+            return_row_bytes: ModelFacts::RETURN_ROW_BYTES,
             devices: &planner.devices,
             links: &planner.links,
         }

@@ -165,11 +165,12 @@ pub(super) fn build(
     let x = builder.b.gather(x);
     // The weights of the last norm contain the factor of the logits.
     let x = builder.norm(x, "output_norm", extras.logit_scale / extras.logit_cap.unwrap_or(1.0))?;
-    let logits = b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
+    let mut logits = b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
     if let Some(cap) = extras.logit_cap {
-        let logits = b.unary(logits, ragtag_kernels::unary::Function::Tanh);
-        b.scale(logits, cap);
+        let capped = b.unary(logits, ragtag_kernels::unary::Function::Tanh);
+        logits = b.scale(capped, cap);
     }
+    b.picks(logits);
     Ok(())
 }
 

@@ -122,7 +122,7 @@ pub fn compile(
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
             .then(|| lowering.wire_type.row_bytes(row_bytes)),
         result: match last {
-            true => StageResult::Logits { vocabulary: h.vocabulary },
+            true => StageResult::Picks { vocabulary: h.vocabulary },
             false => StageResult::Nothing,
         },
         programs,
@@ -289,7 +289,7 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let weights = stage.weights.iter().map(|w| (w.name.as_str(), w.bytes()));
     let kv = stage.kv_bytes.iter().map(|&bytes| ("a key or value buffer", bytes));
-    let logits = stage.max_result_bytes();
+    let logits = stage.max_logits_bytes();
     if let Some((what, bytes)) = weights.chain(kv).chain([("the logits", logits)]).find(|w| w.1 > limit) {
         return Err(too_large(what, bytes, limit));
     }

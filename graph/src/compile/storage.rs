@@ -1,9 +1,9 @@
-//! Assigns a place to every tensor of a stage. Residual rows are in the slot's activation buffer and logits
-//! in the logits buffer. All other tensors are in scratch, where tensors that are not live at the same time
+//! Assigns a place to every tensor of a stage. Residual rows are in the slot's activation buffer, logits in the
+//! logits buffer, and the best logits in a buffer of their own. All other tensors are in scratch, where tensors that are not live at the same time
 //! share bytes.
 
 use crate::graph::{Node, OperatorGraph};
-use crate::ops::{Output, Rows};
+use crate::ops::{Operator, Output, Rows};
 use crate::program::StageBuffer;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::params::ParamsShape;
@@ -53,10 +53,11 @@ impl Storage {
                     storage.places[&input]
                 }
                 None if leaves_segment(graph, node) => (StageBuffer::Activation, 0),
+                None if is_logits(graph, node) => (StageBuffer::Logits, 0),
                 None if graph.consumers(node).is_empty() => {
                     let Node { operator, rows, .. } = graph.node(node);
                     assert_eq!(*rows, Rows::Logits, "no node reads the output of {}", operator.name());
-                    (StageBuffer::Logits, 0)
+                    (StageBuffer::Picks, 0)
                 }
                 None => {
                     live.retain(|l| l.until >= now);
@@ -81,6 +82,12 @@ impl Storage {
 /// Returns whether the output of `node` is the residual stream, which a later segment reads.
 fn leaves_segment(graph: &OperatorGraph, node: NodeIndex) -> bool {
     graph.consumers(node).iter().any(|(reader, _)| graph.node(*reader).segment != graph.node(node).segment)
+}
+
+/// Returns whether the output of `node` is the logits, which the host may read.
+fn is_logits(graph: &OperatorGraph, node: NodeIndex) -> bool {
+    let is_peaks = |reader: NodeIndex| matches!(graph.node(reader).operator, Operator::Peaks(_));
+    graph.consumers(node).into_iter().any(|(reader, _)| is_peaks(reader))
 }
 
 /// Returns the input whose bytes the output of `node` reuses, if any.

@@ -6,6 +6,7 @@ mod kv;
 mod lower;
 mod matmul;
 mod norm;
+mod picks;
 mod rope_append;
 mod rows;
 mod weight;
@@ -67,6 +68,8 @@ operators! {
     "embed" rows::Embed;
     "lookup" rows::Lookup;
     "gather" rows::Gather;
+    "peaks" picks::Peaks;
+    "picks" picks::Picks;
     "rms-norm" norm::RmsNorm;
     "layer-norm" norm::LayerNorm;
     "scale" elementwise::Scale;

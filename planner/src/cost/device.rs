@@ -201,14 +201,14 @@ impl DeviceFacts {
 
     /// Returns the latency of the token return if this device runs the last stage. This is the time from the
     /// end of the last stage to the start of the next step of the same sequences on the first stage. It
-    /// includes sampling, and copying `rows` rows of logits (`logit_row_bytes` bytes each) to the host.
-    pub fn token_return(&self, rows: u32, logit_row_bytes: u64) -> Figure {
+    /// includes sampling, and copying the results of `rows` rows (`row_bytes` bytes each) to the host.
+    pub fn token_return(&self, rows: u32, row_bytes: u64) -> Figure {
         if let Some(profile) = &self.profile {
             let measured = &profile.token_return;
             let value = measured.latency_us + f64::from(rows) * measured.row_us;
             return Figure { value, source: FigureSource::Measured };
         }
-        let value = self.host_copy_us(u64::from(rows).saturating_mul(logit_row_bytes));
+        let value = self.host_copy_us(u64::from(rows).saturating_mul(row_bytes));
         let (latency, bandwidth) = (self.host_latency_us.source, self.host_bandwidth_bytes_per_s.source);
         Figure { value, source: latency.weaker(bandwidth) }
     }

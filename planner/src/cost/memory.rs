@@ -10,6 +10,7 @@ use ragtag_graph::{KvRing, Segment, SegmentTensor, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
+use ragtag_kernels::picks::RECORD_BYTES;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -75,6 +76,11 @@ impl StageCapacity {
         u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes)
     }
 
+    /// Returns the maximum size of the best logits of a micro-batch, in bytes.
+    pub fn picks_bytes(&self) -> u64 {
+        u64::from(self.logit_rows).saturating_mul(RECORD_BYTES)
+    }
+
     /// Returns the maximum size of a micro-batch's parameters, in bytes.
     pub fn params_bytes(&self) -> u64 {
         let params = ParamsShape {
@@ -89,13 +95,13 @@ impl StageCapacity {
     /// Returns the bytes of all slots of a stage, and of the checksums of their transfers. If `last` is set,
     /// each slot includes logits.
     pub fn slot_bytes(&self, last: bool) -> u64 {
-        let logits = if last { self.logits_bytes() } else { 0 };
+        let [logits, picks] = if last { [self.logits_bytes(), self.picks_bytes()] } else { [0; 2] };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
         let transfer = match self.wire_type {
             WireType::F32 => 0,
             other => rows(other.row_bytes(self.row_bytes)),
         };
-        let buffers = [self.params_bytes(), rows(self.row_bytes), transfer, logits].map(class_bytes);
+        let buffers = [self.params_bytes(), rows(self.row_bytes), transfer, logits, picks].map(class_bytes);
         let slots = buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots));
         slots.saturating_add(class_bytes(self.checksum_bytes()))
     }

@@ -133,7 +133,8 @@ fn edges(problem: &Problem<'_>, chosen: &Choice) -> Vec<PlanEdge> {
 fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory]) -> HostMemory {
     let (input, shape) = (problem.input, &problem.shape);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
-    let logits = shape.logits_bytes().saturating_mul(u64::from(chosen.credits));
+    let results = shape.logits_bytes().saturating_add(shape.picks_bytes());
+    let logits = results.saturating_mul(u64::from(chosen.credits));
     let staging = sum(&mut memories.iter().map(|memory| memory.staging));
     let slots = u64::from(shape.slots).saturating_mul(memories.len() as u64);
     let checksums = shape.checksum_bytes().saturating_mul(memories.len() as u64);

@@ -7,6 +7,7 @@ use crate::plan::{Plan, logit_rows};
 use crate::split::Split;
 use ragtag_graph::execution::KvUse;
 use ragtag_graph::{Hyperparameters, Lowering, Segment, StageResult, WireType};
+use ragtag_kernels::picks::RECORD_BYTES;
 use ragtag_kernels::{Activations, KvType};
 
 /// Facts about the model that the planner needs in addition to the segments.
@@ -39,9 +40,13 @@ impl ModelFacts {
         }
     }
 
+    /// Bytes that return to the host per sampled row: its best logits. Sampling that reads whole rows takes longer than
+    /// planned.
+    pub const RETURN_ROW_BYTES: u64 = RECORD_BYTES;
+
     /// Returns the bytes of one row of logits.
     pub fn logit_row_bytes(&self) -> u64 {
-        StageResult::Logits { vocabulary: self.vocabulary }.row_bytes()
+        StageResult::Picks { vocabulary: self.vocabulary }.row_bytes()
     }
 }
 

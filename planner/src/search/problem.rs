@@ -8,7 +8,7 @@ mod run;
 
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
-use super::{PlannerInput, pool};
+use super::{ModelFacts, PlannerInput, pool};
 use crate::cost::{
     BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, Streamed,
     kind_time,
@@ -225,7 +225,7 @@ impl<'a> Problem<'a> {
         let device = &self.input.devices[device];
         self.workload_times.times(|batch| match batch.logit_rows {
             0 => 0.0,
-            rows => device.token_return(rows, self.input.model.logit_row_bytes()).value,
+            rows => device.token_return(rows, ModelFacts::RETURN_ROW_BYTES).value,
         })
     }
 

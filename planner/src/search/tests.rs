@@ -492,7 +492,7 @@ fn shortages_name_bytes_and_device() {
         "the model does not fit at a context of 512:
   cpu:0 lacks 65.8 MiB for segments 0-13: it has 100.0 MiB of the 165.8 MiB
     needed (weights 140.0 MiB, keys and values 24.0 MiB, scratch 1.0 MiB, slots
-    773.5 KiB); a device with 165.8 MiB would hold them
+    782.5 KiB); a device with 165.8 MiB would hold them
   What may help: type q8_0 nearly halves keys and values; fewer sequences at
     once need less; another device adds memory"
     );

@@ -9,6 +9,7 @@ use crate::message::RunMessage;
 use crate::trace::{Label, SpanKind};
 use ragtag_hal::{Command, Device, Point, QueueKind, Submission, Work};
 use ragtag_transfer::ToReceiver;
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Actor {
@@ -57,7 +58,8 @@ impl Actor {
         self.submit(at, submission, label, None)
     }
 
-    /// Submits the copy of a micro-batch's logits to the host memory of its credit.
+    /// Submits the copy of a micro-batch's results to the host memory of its credit: the rows of logits that the host
+    /// reads whole, and the best logits of the others.
     fn logits(
         &mut self,
         at: usize,
@@ -66,17 +68,24 @@ impl Actor {
         (waits, signal): (Vec<Point>, Point),
     ) -> Result<()> {
         let stage = &self.stages[at];
-        let mut bytes = 0;
-        let command = match stage.memory.logits(slot, batch.logit_rows()) {
-            Some(from) => {
-                let none = || Error::protocol("logits without host memory");
-                let (region, part_bytes) = stage.logits.ok_or_else(none)?;
-                bytes = from.bytes;
-                Some(Command::Download { from, region, offset: u64::from(batch.credit) * part_bytes })
-            }
-            None => None,
+        let (credit, whole, picks) =
+            (batch.credit, batch.whole_rows(), batch.whole_rows()..batch.logit_rows());
+        let mut commands = Vec::new();
+        if !picks.is_empty() || whole > 0 {
+            let none = || Error::protocol("logits without host memory");
+            let (region, places) = stage.logits.ok_or_else(none)?;
+            let rows = stage.memory.logits(slot, whole).map(|from| (from, places.whole(credit, whole)));
+            let best =
+                stage.memory.picks(slot, picks.clone()).map(|from| (from, places.picks(credit, picks)));
+            let download = |(from, to): (_, Range<u64>)| Command::Download { from, region, offset: to.start };
+            commands.extend(rows.into_iter().chain(best).map(download));
+        }
+        let copied = |command: &Command| match command {
+            Command::Download { from, .. } => from.bytes,
+            _ => 0,
         };
-        let work = Work::Commands(command.into_iter().collect());
+        let bytes = commands.iter().map(copied).sum();
+        let work = Work::Commands(commands);
         let submission = Submission::timed(QueueKind::Download, work, waits, signal);
         stage.recorder.leaves(batch, bytes);
         self.submit(at, submission, Label::of(SpanKind::Logits, batch, bytes), Some(Copied::Logits))

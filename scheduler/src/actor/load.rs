@@ -63,9 +63,8 @@ impl StageLoader<'_> {
             Checksums::new(device, most_bytes, 2 * u64::from(self.slots))
         });
         let checksums = checksums.transpose().map_err(failed)?;
-        let logits = logits.map(|(region, part_bytes)| {
-            shared.logits_region(device, &region).map(|region| (region, part_bytes))
-        });
+        let logits = logits
+            .map(|(region, places)| shared.logits_region(device, &region).map(|region| (region, places)));
         let logits = logits.transpose().map_err(failed)?;
         let progress = |bytes| (self.progress)(stage, bytes);
         let Self { label: device_label, uploads, abort, .. } = *self;

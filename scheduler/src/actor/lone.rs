@@ -78,6 +78,12 @@ impl LoneStage {
         self.memory.logits(slot, rows)
     }
 
+    /// Returns the best logits of the first `rows` logit rows of a slot. Returns `None` if `rows` is 0 or the stage
+    /// does not find them.
+    pub fn picks(&self, slot: u32, rows: u32) -> Option<BufferRange> {
+        self.memory.picks(slot, 0..rows)
+    }
+
     /// Returns the buffers of the KV cache.
     pub fn kv(&self) -> impl Iterator<Item = BufferRange> {
         let kv = self.memory.kv().iter().zip(&self.compiled().kv_bytes);

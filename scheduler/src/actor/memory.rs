@@ -27,6 +27,7 @@ struct SlotBuffers {
     /// Activation rows in the wire type. `None` if the wire type is f32.
     wire: Option<BufferId>,
     logits: Option<BufferId>,
+    picks: Option<BufferId>,
 }
 
 /// Objects of one stage on its device.
@@ -103,7 +104,7 @@ impl StageBuffers {
             weights.push(buffer);
         }
         let kv = shared.kv_buffers(device, &compiled)?;
-        let [params_bytes, activation_bytes, wire_bytes, logits_bytes] = compiled.slot_buffers();
+        let [params_bytes, activation_bytes, wire_bytes, logits_bytes, picks_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             // The neighbours import the rows in the wire type.
             let (has_wire, mut rows) = (wire_bytes > 0, |bytes, lent| edge_buffer(device, bytes, lent));
@@ -112,6 +113,7 @@ impl StageBuffers {
                 wire: has_wire.then(|| rows(wire_bytes, is_lent)).transpose()?,
                 params: device.new_buffer(params_bytes)?,
                 logits: optional_buffer(device, logits_bytes)?,
+                picks: optional_buffer(device, picks_bytes)?,
             })
         };
         let slots: Vec<_> = (0..slots).map(|_| slot()).collect::<ragtag_hal::Result<_>>()?;
@@ -241,6 +243,15 @@ impl StageBuffers {
     pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
         let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
         Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.result.row_bytes() })
+    }
+
+    /// Returns the best logits of some logit rows of a slot. Returns `None` if there are no rows or the stage does not
+    /// find the best logits.
+    pub(crate) fn picks(&self, slot: u32, rows: Range<u32>) -> Option<BufferRange> {
+        let buffer = self.slots[slot as usize].picks.filter(|_| !rows.is_empty())?;
+        let row_bytes = self.compiled.result.picks_row_bytes();
+        let bytes = rows.len() as u64 * row_bytes;
+        Some(BufferRange { buffer, offset: u64::from(rows.start) * row_bytes, bytes })
     }
 
     /// Returns the program of a part to submit for a micro-batch in `slot`. If there is no such program yet,
@@ -410,6 +421,7 @@ impl StageBuffers {
             StageBuffer::Activation => Some(buffers.activation),
             StageBuffer::Crossing => buffers.wire,
             StageBuffer::Logits => buffers.logits,
+            StageBuffer::Picks => buffers.picks,
             StageBuffer::Params => Some(buffers.params),
         };
         let buffer = buffer.ok_or_else(|| Error::protocol(format!("a program binds {:?}", slice.buffer)))?;

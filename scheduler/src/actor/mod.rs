@@ -32,6 +32,7 @@ use crate::core::{DeviceAction, DeviceCore, DeviceEvent, Progress, StageEvent, S
 use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunUrgent};
+use crate::results::ResultPlaces;
 use crate::trace::{Computed, Ends, Recorder, SizeReport, TraceSink};
 pub(crate) use edge::{Edge, Sharing};
 use memory::StageBuffers;
@@ -80,8 +81,8 @@ pub(crate) struct ActorStage {
     pub(crate) shared_weights: Vec<(usize, Arc<HostPages>)>,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
-    /// Last stage only: host memory for logits, and the size in bytes of the part for each credit.
-    pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
+    /// Last stage only: host memory for logits, and its layout.
+    pub(crate) logits: Option<(Arc<HostRegion>, ResultPlaces)>,
     pub(crate) ends: Ends,
     /// Prefill stage: passages to the stages that decode. Other stages: the passage from the prefill stage,
     /// if any.
@@ -118,8 +119,8 @@ struct Stage {
     reader: Option<Reader>,
     previous: Option<Edge>,
     next: Option<Edge>,
-    /// Last stage of a path only: host memory for logits, and the size in bytes of the part for each credit.
-    logits: Option<(RegionId, u64)>,
+    /// Last stage of a path only: host memory for logits, and its layout.
+    logits: Option<(RegionId, ResultPlaces)>,
     /// Bytes of one activation row in the wire type.
     row_bytes: u64,
     /// Passages of keys and values, as in [`ActorStage::passages`].

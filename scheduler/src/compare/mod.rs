@@ -37,8 +37,8 @@ pub struct Comparand<'a> {
     pub segments: &'a [Segment],
     /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
-    /// Bytes of one row of logits.
-    pub logit_row_bytes: u64,
+    /// Bytes that return to the host per sampled row.
+    pub return_row_bytes: u64,
     /// Device facts from which times are predicted. They include every device of the plan.
     pub devices: &'a [DeviceFacts],
     /// Links between the devices.

@@ -203,7 +203,7 @@ impl<'a> Model<'a> {
 
     /// Returns the predicted time of the token return for `bytes` bytes of logits.
     pub(super) fn token_return(&self, bytes: f64) -> TimeParts {
-        let (last, row_bytes) = (self.device(self.last()), self.of.logit_row_bytes);
+        let (last, row_bytes) = (self.device(self.last()), self.of.return_row_bytes);
         let [overhead_us, row_us] = [0, 1].map(|rows| last.token_return(rows, row_bytes).value);
         let moving_us = bytes / row_bytes.max(1) as f64 * (row_us - overhead_us);
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
@@ -221,7 +221,7 @@ impl<'a> Model<'a> {
                 let positions = f64::from(prompt) + f64::from(tokens) / 2.0;
                 let step = BatchShape { rows, logit_rows: rows, sequences: rows, positions };
                 let pass = self.pass(&step);
-                let back_us = self.token_return(f64::from(rows) * self.of.logit_row_bytes as f64).sum_us();
+                let back_us = self.token_return(f64::from(rows) * self.of.return_row_bytes as f64).sum_us();
                 let groups = f64::from(sequences.div_ceil(rows));
                 let round_us = (pass.sum_us() + back_us).max(groups * pass.slowest_us());
                 f64::from(sequences) / round_us * 1e6
@@ -247,7 +247,7 @@ impl<'a> Model<'a> {
         };
         let (full, whole, rest) = ((all / chunk) as f64, of_rows(chunk), of_rows(all % chunk));
         let ends = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
-        let back_us = self.token_return(self.of.logit_row_bytes as f64).sum_us();
+        let back_us = self.token_return(self.of.return_row_bytes as f64).sum_us();
         if by_prefill_stage {
             // This stage also computes the logits, so no other stage delays the first token.
             let heads_us = self.heads_us(self.last() + 1, &ends);

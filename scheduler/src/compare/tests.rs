@@ -66,7 +66,7 @@ impl Run {
 
     fn comparand(&self) -> Comparand<'_> {
         let Self { plan, segments, devices, links } = self;
-        Comparand { plan, segments, row_bytes: 100, logit_row_bytes: 1000, devices, links }
+        Comparand { plan, segments, row_bytes: 100, return_row_bytes: 1000, devices, links }
     }
 
     fn alike(&self, comparison: &Comparison) -> Alike {

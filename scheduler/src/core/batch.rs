@@ -3,6 +3,7 @@
 use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Identifier of a sequence. Unique for the lifetime of the pipeline.
@@ -36,6 +37,8 @@ pub enum LogitRows {
     None,
     /// The last row only. The next token is sampled from its logits.
     Last,
+    /// The last row only. The next token is sampled from its best logits.
+    Picks,
     /// All rows.
     All,
 }
@@ -70,9 +73,14 @@ impl Item {
     pub fn logit_rows(&self) -> u32 {
         match self.logits {
             LogitRows::None => 0,
-            LogitRows::Last => 1,
+            LogitRows::Last | LogitRows::Picks => 1,
             LogitRows::All => self.tokens.len() as u32,
         }
+    }
+
+    /// Returns the number of rows whose logits the host reads whole.
+    pub fn whole_rows(&self) -> u32 {
+        if self.logits == LogitRows::Picks { 0 } else { self.logit_rows() }
     }
 
     /// Returns the cache block that holds the positions from `index` · [`BLOCK_TOKENS`] on, in layers that
@@ -116,6 +124,23 @@ impl MicroBatch {
     /// Returns the number of rows that need logits, over all items.
     pub fn logit_rows(&self) -> u32 {
         self.items.iter().map(Item::logit_rows).sum()
+    }
+
+    /// Returns the number of rows whose logits the host reads whole, over all items. They come first in the list of
+    /// logit rows, so that they are adjacent in memory.
+    pub fn whole_rows(&self) -> u32 {
+        self.items.iter().map(Item::whole_rows).sum()
+    }
+
+    /// Returns the items, each with the places of its rows in the list of logit rows.
+    pub fn with_logit_rows(&self) -> impl Iterator<Item = (&Item, Range<u32>)> {
+        let (mut whole, mut picks) = (0, self.whole_rows());
+        self.items.iter().map(move |item| {
+            let next = if item.logits == LogitRows::Picks { &mut picks } else { &mut whole };
+            let first = *next;
+            *next += item.logit_rows();
+            (item, first..*next)
+        })
     }
 
     /// Returns the number of first rows that are single rows of their sequences.
@@ -167,8 +192,8 @@ pub fn write_params(
     words[ROWS as usize] = rows as u32;
     words[LOGIT_ROWS as usize] = logit_rows as u32;
 
-    let (mut row, mut logit, mut end) = (0, shape.logit_rows(), shape.tables());
-    for (index, item) in batch.items.iter().enumerate() {
+    let (mut row, mut end) = (0, shape.tables());
+    for (index, (item, logits)) in batch.with_logit_rows().enumerate() {
         // A sequence may own more blocks than its positions fill. The table holds only the blocks that
         // kernels look up.
         let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
@@ -186,16 +211,12 @@ pub fn write_params(
             words[shape.positions() + row] = item.first_position + i as u32;
             words[shape.row_sequences() + row] = index as u32;
             words[shape.table_starts() + row] = (start - shape.tables()) as u32;
-            let wanted = match item.logits {
-                LogitRows::None => false,
-                LogitRows::Last => i + 1 == item.tokens.len(),
-                LogitRows::All => true,
-            };
-            if wanted {
-                words[logit] = row as u32;
-                logit += 1;
-            }
             row += 1;
+        }
+        // The last rows of the item.
+        let first_row = row - logits.len();
+        for (place, row) in logits.zip(first_row..) {
+            words[shape.logit_rows() + place as usize] = row as u32;
         }
     }
     words[USED_WORDS as usize] = end as u32;
@@ -230,7 +251,7 @@ mod tests {
                 item(9, 3, &[90, 91], &[6], LogitRows::All),
             ],
         };
-        assert_eq!((batch.rows(), batch.logit_rows()), (5, 3));
+        assert_eq!((batch.rows(), batch.logit_rows(), batch.whole_rows()), (5, 3, 3));
         let shape = ParamsShape { rows: 6, logit_rows: 4, sequences: 3, table_blocks: 3 };
         let mut words = vec![u32::MAX; shape.words()];
         let used = write_params(&batch, &shape, false, &mut words).unwrap();
@@ -250,6 +271,25 @@ mod tests {
         let list = |at: usize, n: usize| &words[at..at + n];
         assert_eq!(list(0, 4), [5, 3, 0, used as u32]);
         assert_eq!(list(shape.tables(), 9)[..5], [11, 12, 11, 11, word]);
+    }
+
+    #[test]
+    fn whole_rows_come_first_among_logit_rows() {
+        let items = vec![
+            item(7, 15, &[70, 71], &[4, 9], LogitRows::Picks),
+            item(8, 0, &[80], &[5], LogitRows::Last),
+            item(9, 0, &[90], &[6], LogitRows::None),
+            item(10, 3, &[91, 92], &[6], LogitRows::All),
+            item(11, 3, &[93], &[7], LogitRows::Picks),
+        ];
+        let batch = MicroBatch { id: MicroBatchId(1), credit: 0, items };
+        assert_eq!((batch.logit_rows(), batch.whole_rows()), (5, 3));
+        let places: Vec<_> = batch.with_logit_rows().map(|(_, places)| places).collect();
+        assert_eq!(places, [3..4, 0..1, 1..1, 1..3, 4..5]);
+        let shape = ParamsShape { rows: 8, logit_rows: 5, sequences: 5, table_blocks: 3 };
+        let mut words = vec![u32::MAX; shape.words()];
+        write_params(&batch, &shape, false, &mut words).unwrap();
+        assert_eq!(words[shape.logit_rows()..][..5], [2, 4, 5, 1, 6]);
     }
 
     #[test]

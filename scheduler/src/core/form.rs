@@ -147,7 +147,7 @@ impl RunCore {
             }
             let sequence = self.sequence(id);
             assert!(sequence.decodes(), "{id} is ready without a token");
-            draft.add(item(id, sequence, 1, LogitRows::Last));
+            draft.add(item(id, sequence, 1, sequence.last_row));
             draft.decodes += 1;
             (sequence.entered, sequence.place) = (positions, Place::Nowhere);
         }
@@ -254,7 +254,7 @@ fn prompt_rows(sequence: &Sequence, draft: &Draft) -> Option<(u32, LogitRows)> {
         // The last row waits for a micro-batch that has a free logit row.
         Some(generation) if rows == left && generation.max_new_tokens > 0 => match draft.logit_rows_left {
             0 => (rows - 1, LogitRows::None),
-            _ => (rows, LogitRows::Last),
+            _ => (rows, sequence.last_row),
         },
         Some(_) => (rows, LogitRows::None),
     };

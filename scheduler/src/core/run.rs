@@ -28,6 +28,9 @@ pub struct RunShape {
     pub context: u32,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
+    /// Whether the last stages find the best logits of each row.
+    #[serde(default)]
+    pub has_picks: bool,
     /// Prefill chunks: the maximum number of rows of a micro-batch that has prompt rows.
     pub chunks: Chunks,
     /// Maximum number of rows in a micro-batch.
@@ -338,7 +341,7 @@ impl RunCore {
     pub fn is_current(&self, item: &Item) -> bool {
         self.sequences.get(&item.sequence).is_some_and(|sequence| match item.logits {
             LogitRows::None => item.end_position() <= sequence.tokens(),
-            LogitRows::Last => item.end_position() == sequence.tokens(),
+            LogitRows::Last | LogitRows::Picks => item.end_position() == sequence.tokens(),
             // An earlier item may end in the middle of one of this epoch, so only those of this epoch count.
             LogitRows::All => item.epoch == sequence.epoch && item.first_position == sequence.delivered,
         })

@@ -1,6 +1,7 @@
 //! Interface for sampling a token from one row of logits.
 
 use crate::core::SequenceId;
+use crate::sampling::Picks;
 use crate::sampling::shaping::LogProbabilities;
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +20,18 @@ pub trait Sample: Send {
     /// Returns a message if no token can be selected. The sequence then ends.
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String>;
 
-    /// Returns whether the sampler needs whole rows of logits. Otherwise, the most likely tokens suffice.
-    fn reads_rows(&self) -> bool {
+    /// Returns whether the sampler reads whole rows of logits. Otherwise it reads their best logits
+    /// ([`sample_picks`](Self::sample_picks)) where the device finds them.
+    fn wants_rows(&self) -> bool {
         true
+    }
+
+    /// Like [`sample`](Self::sample), but from the best logits.
+    ///
+    /// # Errors
+    /// Returns a message if no token can be selected, or if the sampler reads whole rows.
+    fn sample_picks(&mut self, _picks: &Picks<'_>, _history: &[u32]) -> Result<u32, String> {
+        Err("the sampler reads whole rows of logits".into())
     }
 
     /// Returns whether the sequence is complete with the last sampled token.
@@ -42,6 +52,14 @@ impl Sample for crate::sampling::Sampler {
 
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String> {
         crate::sampling::Sampler::sample(self, logits, history).map_err(|e| e.to_string())
+    }
+
+    fn wants_rows(&self) -> bool {
+        crate::sampling::Sampler::wants_rows(self)
+    }
+
+    fn sample_picks(&mut self, picks: &Picks<'_>, history: &[u32]) -> Result<u32, String> {
+        crate::sampling::Sampler::sample_picks(self, picks, history).map_err(|e| e.to_string())
     }
 }
 

@@ -1,7 +1,7 @@
 //! A sequence in the coordinator: its request, its progress and its result.
 
 use crate::core::pool::{Holding, Root};
-use crate::core::{Nanoseconds, Path, SequenceId};
+use crate::core::{LogitRows, Nanoseconds, Path, SequenceId};
 use crate::error::Refusal;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
@@ -39,12 +39,16 @@ pub struct Prompt {
     /// Time at which the sequence ends, whatever it has produced.
     #[serde(default)]
     pub deadline_ns: Option<Nanoseconds>,
+    /// Whether tokens are sampled from whole rows of logits, and not from their best logits.
+    #[serde(default)]
+    pub whole_rows: bool,
 }
 
 impl Prompt {
-    /// Creates a request of normal priority that shares its prefix and has no deadline.
+    /// Creates a request of normal priority that shares its prefix, has no deadline, and reads the best logits.
     pub fn new(tokens: Arc<[u32]>, want: Want) -> Self {
-        Self { tokens, want, shares_prefix: true, priority: Priority::Normal, deadline_ns: None }
+        let (priority, deadline_ns) = (Priority::Normal, None);
+        Self { tokens, want, shares_prefix: true, priority, deadline_ns, whole_rows: false }
     }
 }
 
@@ -129,6 +133,8 @@ pub(crate) struct Sequence {
     /// Whether the sequence uses prefixes in the cache, and leaves its own there.
     pub(crate) shares_prefix: bool,
     pub(crate) deadline_ns: Option<Nanoseconds>,
+    /// Logits of the row after which a token is sampled.
+    pub(crate) last_row: LogitRows,
     /// Maximum number of cache blocks that the sequence needs.
     pub(crate) wanted_blocks: u32,
     pub(crate) place: Place,
@@ -202,7 +208,7 @@ impl Sequence {
         total_blocks: u32,
         now: Nanoseconds,
     ) -> Result<Self, Refusal> {
-        let Prompt { tokens, want, shares_prefix, priority, deadline_ns } = prompt;
+        let Prompt { tokens, want, shares_prefix, priority, deadline_ns, whole_rows } = prompt;
         if tokens.is_empty() {
             return Err(Refusal::EmptyPrompt);
         }
@@ -241,6 +247,7 @@ impl Sequence {
             shares_prefix: shares_prefix && generation.is_some(),
             generation,
             deadline_ns,
+            last_row: if whole_rows { LogitRows::Last } else { LogitRows::Picks },
             wanted_blocks,
             place: Place::Nowhere,
             is_paused: false,

@@ -19,6 +19,7 @@ pub(super) fn shape(stages: u32) -> RunShape {
         credits: stages + 1,
         context: 64,
         vocabulary: 100,
+        has_picks: false,
         chunks: Chunks::fixed(8),
         max_rows: 8,
         max_logit_rows: 8,
@@ -87,7 +88,10 @@ impl Run {
         assert!(self.step(RunEvent::Return(Return { micro_batch: batch.id, ready })).is_empty());
         let collect = self.step(RunEvent::Progress { path: Path::Stages, value: self.returned });
         assert_eq!(collect, std::slice::from_ref(&batch));
-        let wanted = batch.items.iter().filter(|i| i.logits == LogitRows::Last && self.core.is_current(i));
+        let wanted = batch
+            .items
+            .iter()
+            .filter(|i| matches!(i.logits, LogitRows::Last | LogitRows::Picks) && self.core.is_current(i));
         let sampled = wanted.map(|i| Sampled { sequence: i.sequence, token: Ok(7), stops: false }).collect();
         self.step(RunEvent::Collected { micro_batch: batch.id, sampled });
         batch

@@ -7,13 +7,16 @@ use crate::core::{
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunMessage, RunUrgent};
+use crate::results::ResultPlaces;
 use crate::runtime::PipelineStats;
-use crate::runtime::request::{Client, Picker, Reply, RequestMessage, Waiting};
+use crate::runtime::request::{Client, Picker, Reply, RequestMessage, RowLogits, Waiting};
 use crate::runtime::spec::Layout;
+use crate::sampling::Picks;
 use crate::transfers::Transfers;
 use crate::watch::Watch;
 use crossbeam_channel::{Receiver, select_biased};
-use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Timeline, Timing, Turn};
+use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Lease, Timeline, Timing, Turn};
+use ragtag_kernels::picks::RECORD_WORDS;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
@@ -23,41 +26,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Host memory for logits, with one part per credit. Each row holds f32 values.
+/// Host memory for logits.
 pub(super) struct Logits {
     pub(super) region: Arc<HostRegion>,
-    part_bytes: u64,
-    row_bytes: u64,
+    places: ResultPlaces,
 }
 
 impl Logits {
     pub(super) fn new(layout: &Layout) -> Result<Self> {
-        let (part_bytes, row_bytes) = (layout.logits_part_bytes, layout.logit_row_bytes);
-        let bytes =
-            usize::try_from(part_bytes.saturating_mul(u64::from(layout.run.credits))).unwrap_or(usize::MAX);
+        let (places, credits) = (layout.results, u64::from(layout.run.credits));
+        let bytes = usize::try_from(places.part_bytes().saturating_mul(credits)).unwrap_or(usize::MAX);
         let region =
             HostRegion::new(bytes).map_err(|e| Error::spec(format!("host memory for logits: {e}")))?;
-        Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
+        Ok(Self { region: Arc::new(region), places })
     }
 
-    /// Returns the bytes of the first `rows` rows of the micro-batch that holds `credit`.
-    fn range(&self, credit: u32, rows: u32) -> Range<usize> {
-        let start = (u64::from(credit) * self.part_bytes) as usize;
-        start..start + (u64::from(rows) * self.row_bytes) as usize
+    /// Reads a range of bytes. The download must have completed, so that no device writes to them.
+    fn read(&self, range: Range<u64>) -> Result<Lease<'_>> {
+        let rows = self.region.read(range.start as usize..range.end as usize);
+        rows.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))
     }
 }
 
-/// Number of sequences from which the threads of rayon's pool share the sampling. Fewer sequences take less
-/// time than waking the threads.
+/// Number of whole rows from which the threads of rayon's pool share the sampling. Fewer rows take less time than
+/// waking the threads.
 const SHARED_ROWS: usize = 8;
+/// Number of draws from the best logits that take about as long as one from a whole row.
+const PICKS_PER_ROW: usize = 16;
 /// Bytes of logits from which these threads share the copying.
 const SHARED_BYTES: usize = 1 << 20;
 
 /// A token to sample.
 struct Draw {
     sequence: SequenceId,
-    /// The row of its logits.
-    rows: Range<u32>,
+    /// Number of its row in the list of logit rows.
+    row: u32,
     picker: Arc<Mutex<Picker>>,
 }
 
@@ -338,18 +341,17 @@ impl Coordinator {
     /// Reads the logits of a micro-batch. Samples tokens from them, or delivers them to the client. Skips
     /// items whose results no longer count.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
-        let region = Arc::clone(&self.logits.region);
-        // The download has completed, so no device writes to these bytes.
-        let rows = region.read(self.logits.range(batch.credit, batch.logit_rows()));
-        let rows = rows.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))?;
-        let logits = rows.floats().ok_or_else(|| Error::protocol("the logits are not aligned to floats"))?;
-        let vocabulary = self.logits.row_bytes as usize / size_of::<f32>();
+        let (whole, all, places) = (batch.whole_rows(), batch.logit_rows(), self.logits.places);
+        let [rows, records] = [places.whole(batch.credit, whole), places.picks(batch.credit, whole..all)];
+        let (rows, records) = (self.logits.read(rows)?, self.logits.read(records)?);
+        let not_aligned = || Error::protocol("the logits are not aligned to floats");
+        let logits = rows.floats().ok_or_else(not_aligned)?;
+        let records = records.floats().ok_or_else(not_aligned)?.as_chunks::<RECORD_WORDS>().0;
+        let vocabulary = places.row_bytes as usize / size_of::<f32>();
         let rows_of =
             |rows: &Range<u32>| &logits[rows.start as usize * vocabulary..rows.end as usize * vocabulary];
-        let (mut draws, mut first) = (Vec::new(), 0);
-        for item in &batch.items {
-            let rows = first..first + item.logit_rows();
-            first = rows.end;
+        let mut draws = Vec::new();
+        for (item, rows) in batch.with_logit_rows() {
             let Some(client) = self.clients.get(&item.sequence).filter(|_| self.core.is_current(item)) else {
                 continue;
             };
@@ -360,16 +362,22 @@ impl Coordinator {
                 let replies = replies.map(|(row, position)| (item.sequence, Reply::Logits { position, row }));
                 self.pending.news.extend(replies);
             } else if let Some(picker) = client.picker.as_ref().filter(|_| !rows.is_empty()) {
-                draws.push(Draw { sequence: item.sequence, rows, picker: Arc::clone(picker) });
+                draws.push(Draw { sequence: item.sequence, row: rows.start, picker: Arc::clone(picker) });
             }
         }
         self.pending.progress.micro_batches += 1;
         let sample = |draw: &Draw| {
-            let (token, stops) = Picker::pick(&draw.picker, rows_of(&draw.rows));
+            let logits = match draw.row.checked_sub(whole) {
+                None => RowLogits::Whole(rows_of(&(draw.row..draw.row + 1))),
+                Some(row) => RowLogits::Best(Picks::new(&records[row as usize], vocabulary as u32)),
+            };
+            let (token, stops) = Picker::pick(&draw.picker, logits);
             Sampled { sequence: draw.sequence, token, stops }
         };
+        let whole_draws = draws.iter().filter(|draw| draw.row < whole).count();
+        let work = whole_draws + (draws.len() - whole_draws) / PICKS_PER_ROW;
         // The sequences of a large micro-batch wait for the last of them.
-        Ok(match draws.len() < SHARED_ROWS {
+        Ok(match work < SHARED_ROWS {
             true => draws.iter().map(sample).collect(),
             false => draws.par_iter().map(sample).collect(),
         })
@@ -466,6 +474,7 @@ mod tests {
             credits: 2,
             context: 16,
             vocabulary: 4,
+            has_picks: false,
             chunks: Chunks::fixed(4),
             max_rows: 4,
             max_logit_rows: 1,
@@ -477,8 +486,8 @@ mod tests {
             prefill_from: None,
             recompute_at: None,
         };
-        let layout =
-            Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16, passing_blocks: 1 };
+        let results = ResultPlaces { row_bytes: 16, rows: 1, has_picks: false };
+        let layout = Layout { run, weight_bytes: 0, results, passing_blocks: 1 };
         let (address, inbox) = mailbox(Lanes::of_run(2));
         let (actor, _) = mailbox(Lanes::of_device(2, 1, false, [(None, None)]));
         let last = Timeline::new(TimelineId { device: DeviceId(0), queue: QueueKind::Download });
@@ -555,7 +564,8 @@ mod tests {
         }
         // A device still writes the logits of the second micro-batch.
         let region = Arc::clone(&coordinator.logits.region);
-        let written = region.write(coordinator.logits.range(1, 1)).unwrap();
+        let written = coordinator.logits.places.whole(1, 1);
+        let written = region.write(written.start as usize..written.end as usize).unwrap();
         last.advance(2);
         coordinator.catch_up();
         drop(written);

@@ -2,6 +2,7 @@
 
 use crate::core::{Finished, Priority, Prompt, RunEvent, Sample, SequenceId};
 use crate::error::{Error, Refusal};
+use crate::sampling::Picks;
 use crate::sampling::shaping::LogProbabilities;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -207,6 +208,13 @@ impl Client {
     }
 }
 
+/// Logits of a row, from which a token is sampled.
+pub(super) enum RowLogits<'a> {
+    Whole(&'a [f32]),
+    /// The best of them.
+    Best(Picks<'a>),
+}
+
 /// Selects the tokens of a request.
 pub(super) struct Picker {
     sampler: Box<dyn Sample>,
@@ -226,8 +234,11 @@ impl Picker {
         Self { sampler, stop, window, history, reports: VecDeque::new() }
     }
 
-    fn next(&mut self, logits: &[f32]) -> Result<(u32, bool), String> {
-        let token = self.sampler.sample(logits, &self.history)?;
+    fn next(&mut self, logits: RowLogits<'_>) -> Result<(u32, bool), String> {
+        let token = match logits {
+            RowLogits::Whole(logits) => self.sampler.sample(logits, &self.history)?,
+            RowLogits::Best(picks) => self.sampler.sample_picks(&picks, &self.history)?,
+        };
         if self.history.len() >= self.window.saturating_mul(2) {
             self.history.drain(..self.history.len() - self.window);
         }
@@ -245,7 +256,7 @@ impl Picker {
     }
 
     /// Returns the next token, and whether it ends the sequence. A panic becomes an error.
-    pub(super) fn pick(picker: &Mutex<Self>, logits: &[f32]) -> (Result<u32, String>, bool) {
+    pub(super) fn pick(picker: &Mutex<Self>, logits: RowLogits<'_>) -> (Result<u32, String>, bool) {
         let picked = catch_unwind(AssertUnwindSafe(|| {
             picker.lock().unwrap_or_else(PoisonError::into_inner).next(logits)
         }));

@@ -5,12 +5,14 @@ use crate::actor::shared::same_kv_blocks;
 use crate::actor::streaming::Streaming;
 use crate::core::{Limits, RunShape};
 use crate::error::{Error, Result};
+use crate::results::ResultPlaces;
 use crate::runtime::shared_weights::shared_weights;
 use ragtag_graph::execution::{Chunks, FEWEST, KvUse, passing_blocks, wrong_arenas, wrong_from_file};
-use ragtag_graph::{CompiledStage, RopeLengths, StageResult};
+use ragtag_graph::{CompiledStage, RopeLengths};
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::{Route, Routes};
+use std::iter;
 use std::time::Duration;
 
 /// Devices and stages of a pipeline.
@@ -119,9 +121,8 @@ pub struct LoadProgress {
 pub(crate) struct Layout {
     pub(crate) run: RunShape,
     pub(crate) weight_bytes: u64,
-    pub(crate) logit_row_bytes: u64,
-    /// Size in bytes of the host memory for the logits of one micro-batch.
-    pub(crate) logits_part_bytes: u64,
+    /// Layout of the host memory for logits.
+    pub(crate) results: ResultPlaces,
     /// Maximum number of cache blocks in a place of a passage.
     pub(crate) passing_blocks: u64,
 }
@@ -136,10 +137,8 @@ impl Layout {
         check_devices(pipeline)?;
         (0..stages.len()).try_for_each(|index| check_stage(index, stages, devices.len()))?;
         prefill.iter().try_for_each(|prefill| check_prefill(prefill, pipeline))?;
-        let StageResult::Logits { vocabulary: vocabulary @ 1.. } = last.result else {
-            return Err(Error::spec("the last stage returns no logits"));
-        };
-        let logit_row_bytes = last.result.row_bytes();
+        let vocabulary = last.result.vocabulary();
+        let vocabulary = vocabulary.ok_or_else(|| Error::spec("the last stage returns no logits"))?;
         let shapes = || compiled().filter_map(|c| c.programs.last()).map(|p| p.params);
         let smallest =
             |of: fn(&ragtag_kernels::params::ParamsShape) -> u32| shapes().map(|s| of(&s)).min().unwrap_or(0);
@@ -150,15 +149,19 @@ impl Layout {
                 "the context is {context}, but block tables hold only {table_positions} positions"
             )));
         }
-        let logit_rows = [Some(last), prefill.as_ref().map(|stage| &stage.compiled)];
-        let logit_rows = logit_rows.into_iter().flatten().map(CompiledStage::max_logit_rows).max();
-        let logits_part_bytes = u64::from(logit_rows.unwrap_or(0)) * logit_row_bytes;
+        let ends = || iter::once(last).chain(prefill.as_ref().map(|stage| &stage.compiled));
+        let results = ResultPlaces {
+            row_bytes: last.result.row_bytes(),
+            rows: ends().map(CompiledStage::max_logit_rows).max().unwrap_or(0),
+            has_picks: ends().all(|stage| stage.result.picks_row_bytes() > 0),
+        };
         let run = RunShape {
             stages: stages.len() as u32,
             decode_groups: options.decode_groups,
             credits: options.credits,
             context: options.context,
             vocabulary,
+            has_picks: results.has_picks,
             chunks: options.chunks.clone(),
             max_rows: smallest(|s| s.rows),
             max_logit_rows: smallest(|s| s.logit_rows),
@@ -171,13 +174,7 @@ impl Layout {
             recompute_at: last.rope_lengths.as_ref().and_then(RopeLengths::recompute_at),
         };
         let passing_blocks = passing_blocks(run.max_rows, run.max_sequences);
-        Ok(Self {
-            run,
-            weight_bytes: weight_bytes(pipeline),
-            logit_row_bytes,
-            logits_part_bytes,
-            passing_blocks,
-        })
+        Ok(Self { run, weight_bytes: weight_bytes(pipeline), results, passing_blocks })
     }
 }
 

@@ -75,7 +75,7 @@ pub(super) fn connect(
             shared_weights,
             previous,
             next,
-            logits: is_last.then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
+            logits: is_last.then(|| (Arc::clone(&logits.region), layout.results)),
             ends: Ends {
                 incoming: before.map(|before| wiring.places[before].leaving.clone()),
                 outgoing: Some(place.leaving.clone()),

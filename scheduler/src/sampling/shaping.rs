@@ -234,10 +234,6 @@ impl Sample for ShapedSampler {
         self.sampler.window()
     }
 
-    fn reads_rows(&self) -> bool {
-        self.mask.is_some() || self.shaping.reads_rows()
-    }
-
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String> {
         let token = self.choose(logits, history)?;
         if let Some(mask) = &mut self.mask {
@@ -277,7 +273,7 @@ mod tests {
     fn penalties_count_generated_tokens_only() {
         let shaping = Shaping { presence_penalty: 0.5, frequency_penalty: 0.25, ..Shaping::default() };
         let mut sampler = shaped(Sampling::greedy(), shaping, None);
-        assert!(sampler.reads_rows());
+        assert!(sampler.wants_rows());
         // Token 0 leads by 1: it loses 0.75 after one time, and 1 after two times.
         let logits = [2.0, 1.1, 0.0];
         let tokens: Vec<u32> = (0..4).map(|_| sampler.sample(&logits, &[0, 0, 0, 0]).unwrap()).collect();

@@ -4,6 +4,7 @@ use crate::core::{End, MicroBatch, MicroBatchId, Nanoseconds};
 use crate::sim::SimSpanKind;
 use crate::sim::spec::{SimSpec, SimStage};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
+use ragtag_kernels::picks::RECORD_BYTES;
 use ragtag_transfer::{Copy, OtherEnd, TransferId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -235,7 +236,9 @@ impl SimDevice {
                 (spec.compute.of(micro_batch) as f64 * share).round() as Nanoseconds
             }
             Job::Logits { micro_batch, .. } => {
-                spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
+                let whole = micro_batch.whole_rows();
+                let picks_bytes = u64::from(micro_batch.logit_rows() - whole) * RECORD_BYTES;
+                spec.logits.of(true, u64::from(whole) * self.logit_row_bytes + picks_bytes)
             }
             // A checksum reads the bytes once, like a copy.
             Job::Pass { passing, .. } | Job::Keep(passing) | Job::ChecksumPassed(passing) => {

@@ -411,7 +411,8 @@ impl<'a> Invariants<'a> {
             Want::Generate { max_new_tokens: 1.., .. }
                 if item.end_position() == self.tokens(item.sequence) =>
             {
-                LogitRows::Last
+                let request = &self.requests[item.sequence.0 as usize];
+                if request.whole_rows || !self.shape.has_picks { LogitRows::Last } else { LogitRows::Picks }
             }
             Want::Generate { .. } => LogitRows::None,
         }
@@ -481,6 +482,7 @@ mod tests {
         spec.run = RunShape {
             decode_groups: 2,
             credits: 3,
+            has_picks: false,
             chunks,
             max_rows: 6,
             max_logit_rows: 5,

@@ -87,6 +87,7 @@ impl SimSpec {
             credits: plan.credits,
             context: plan.context,
             vocabulary: model.vocabulary.max(1),
+            has_picks: true,
             chunks: plan.chunks(),
             max_rows: plan.chunk,
             max_logit_rows: plan.logit_rows(),
@@ -120,9 +121,9 @@ impl SimSpec {
             download: CopyTime::default(),
             logits: CopyTime {
                 copy_ns: 0,
-                once_ns: nanoseconds(return_us(facts, model, 0)),
-                byte_ns: (return_us(facts, model, 1) - return_us(facts, model, 0)) * 1e3
-                    / model.logit_row_bytes().max(1) as f64,
+                once_ns: nanoseconds(return_us(facts, 0)),
+                byte_ns: (return_us(facts, 1) - return_us(facts, 0)) * 1e3
+                    / ModelFacts::RETURN_ROW_BYTES as f64,
             },
             single_queue: false,
             routes: Route::HOST_STAGED.into(),
@@ -197,9 +198,9 @@ fn passes(
     others.map(pass).filter(|pass| !pass.parts.is_empty()).collect()
 }
 
-/// Returns the time of the token return for `rows` rows of logits, in microseconds.
-fn return_us(last: &DeviceFacts, model: &ModelFacts, rows: u32) -> f64 {
-    last.token_return(rows, model.logit_row_bytes()).value
+/// Returns the time of the token return for `rows` rows, in microseconds.
+fn return_us(last: &DeviceFacts, rows: u32) -> f64 {
+    last.token_return(rows, ModelFacts::RETURN_ROW_BYTES).value
 }
 
 fn check(

@@ -95,7 +95,7 @@ impl Planned {
             let link = self.links.between(&pair[0].label, &pair[1].label);
             link.time_us(u64::from(rows) * self.plan.wire_type.row_bytes(ROW_BYTES))
         });
-        let logits = u64::from(logit_rows) * self.model.logit_row_bytes();
+        let logits = u64::from(logit_rows) * ModelFacts::RETURN_ROW_BYTES;
         let last = &self.devices[self.devices.len() - 1];
         crossings.sum::<f64>() + last.host_copy_us(logits)
     }

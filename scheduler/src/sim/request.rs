@@ -24,6 +24,8 @@ pub struct SimRequest {
     pub shares_prefix: bool,
     /// Output that the request asks for.
     pub want: Want,
+    /// Whether tokens are sampled from whole rows of logits.
+    pub whole_rows: bool,
     /// Number of new tokens after which the stop rule matches, if there is one.
     pub stops: Option<u32>,
     /// Priority among the waiting requests.
@@ -71,6 +73,7 @@ impl SimRequest {
             family: 0,
             shares_prefix: true,
             want,
+            whole_rows: false,
             stops: None,
             priority: Priority::Normal,
             deadline_ns: None,
@@ -119,6 +122,7 @@ impl SimRequest {
 /// Returns up to twelve random requests.
 pub(super) fn random_requests(rng: &mut SmallRng, run: &RunShape, seed: u64) -> Vec<SimRequest> {
     let mut lives = SmallRng::seed_from_u64(seed ^ 0x6c69_7665);
+    let mut rows = SmallRng::seed_from_u64(seed ^ 0x726f_7773);
     let mut requests: Vec<_> = (0..rng.random_range(1..=12)).map(|_| random_request(rng, run)).collect();
     let families = lives.random_range(1..=2);
     for request in &mut requests {
@@ -137,6 +141,7 @@ pub(super) fn random_requests(rng: &mut SmallRng, run: &RunShape, seed: u64) -> 
         request.shares_prefix = lives.random_ratio(7, 8);
         request.priority =
             [Priority::High, Priority::Normal, Priority::Normal, Priority::Low][lives.random_range(0..4)];
+        request.whole_rows = rows.random_ratio(1, 3);
         request.stops = lives.random_ratio(1, 6).then(|| lives.random_range(1..=20));
         let after_ns = |from_ns, lives: &mut SmallRng| from_ns + lives.random_range(0..8_000_000);
         request.deadline_ns = lives.random_ratio(1, 6).then(|| after_ns(request.at_ns, &mut lives));

@@ -243,6 +243,7 @@ impl SimSpec {
             credits: rng.random_range(1..=2 * stages + 1),
             context: rng.random_range(1..=96),
             vocabulary: rng.random_range(1..=500),
+            has_picks: SmallRng::seed_from_u64(seed ^ 0x7069_636b).random_ratio(3, 4),
             chunks: random_chunks(&mut rng, max_rows),
             max_rows,
             max_logit_rows: rng.random_range(1..=max_rows),

@@ -106,6 +106,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         credits: stages as u32 + 1,
         context: 256,
         vocabulary: 1000,
+        has_picks: false,
         chunks: ragtag_graph::execution::Chunks::fixed(32),
         max_rows: 32,
         max_logit_rows: 32,

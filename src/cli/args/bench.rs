@@ -4,7 +4,8 @@ use super::devices::DeviceArgs;
 use super::model::ModelArgs;
 use super::placement::{PlacementArgs, RequestArgs};
 use super::run::{CompareArgs, RecordArgs, TransferArgs};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
 
 #[derive(Debug, Args)]
 #[command(
@@ -48,6 +49,9 @@ pub(crate) struct BenchArgs {
     /// Repetitions of each measurement, after one warm-up.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repetitions: u32,
+    /// Sampling of the new tokens: the settings with which `run` samples by default, or always the most likely token.
+    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    pub(crate) sampling: BenchSampling,
     /// After loading, compare the first block of each stage with the CPU on random rows. If the results
     /// differ, exit with code 1. Loads a copy of these blocks.
     #[arg(long, hide = true)]
@@ -70,6 +74,15 @@ pub(crate) struct BenchArgs {
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
+}
+
+/// Sampling of the tokens of a benchmark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BenchSampling {
+    #[default]
+    Default,
+    Greedy,
 }
 
 #[derive(Debug, Subcommand)]

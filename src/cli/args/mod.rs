@@ -13,7 +13,7 @@ mod serve;
 mod template;
 mod tokenize;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, BenchLinksArgs};
+pub(crate) use bench::{BenchArgs, BenchCommand, BenchLinksArgs, BenchSampling};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Parser, Subcommand};
 pub(crate) use devices::{CalibrateArgs, DeviceArgs, DevicesArgs, SelftestArgs};

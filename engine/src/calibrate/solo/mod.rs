@@ -18,7 +18,7 @@ use ragtag_hal::{
 };
 use ragtag_scheduler::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
 use ragtag_scheduler::direct::{LoneStage, OwnedDevice};
-use ragtag_scheduler::{Error, Result, WeightSource};
+use ragtag_scheduler::{Error, Picks, Result, WeightSource};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ pub struct SoloDevice {
     points: QueuePoints,
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
-    /// Host memory to which logits are downloaded.
-    logits: Option<(RegionId, Arc<HostRegion>)>,
+    /// Host memory to which the best logits are downloaded.
+    picks: Option<(RegionId, Arc<HostRegion>)>,
     device: OwnedDevice,
 }
 
@@ -46,7 +46,7 @@ impl SoloDevice {
         let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         let points = QueuePoints::new(|queue| own[queue.index()].id());
-        Self { label: device.adapter().label(), points, own, timings: Vec::new(), logits: None, device }
+        Self { label: device.adapter().label(), points, own, timings: Vec::new(), picks: None, device }
     }
 
     /// Returns the device's adapter.
@@ -74,12 +74,12 @@ impl SoloDevice {
         compiled: CompiledStage,
         weights: &dyn WeightSource,
     ) -> Result<(LoneStage, Duration)> {
-        let logits_bytes = compiled.max_result_bytes();
+        let picks_bytes = compiled.max_picks_bytes();
         let start = Instant::now();
         let memory = LoneStage::new(&mut self.device, compiled, BURST).map_err(|cause| self.failed(cause))?;
         let made_in = start.elapsed();
-        if logits_bytes > 0 {
-            self.logits = Some(self.region(logits_bytes)?);
+        if picks_bytes > 0 {
+            self.picks = Some(self.region(picks_bytes)?);
         }
         memory.load(&mut self.device, &mut self.points.upload, weights)?;
         Ok((memory, made_in))
@@ -259,7 +259,7 @@ impl SoloBatch {
             tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
             ring: (s * ring_blocks..(s + 1) * ring_blocks).collect(),
-            logits: if self.logits { LogitRows::Last } else { LogitRows::None },
+            logits: if self.logits { LogitRows::Picks } else { LogitRows::None },
         };
         MicroBatch { id: MicroBatchId(0), credit: 0, items: (0..self.sequences).map(item).collect() }
     }
@@ -321,30 +321,30 @@ impl SoloStage<'_> {
         Ok(timing.map_or(wall_us, |t| t.end_ns.saturating_sub(t.start_ns) as f64 / 1e3))
     }
 
-    /// Returns the time from the submission of a micro-batch until `choose` has read each row of its logits,
+    /// Returns the time from the submission of a micro-batch until `choose` has read the best logits of each row,
     /// in microseconds, without the device's computation time. As in a pipeline, the CPU caches do not hold
     /// the new logits when `choose` reads them.
     ///
     /// # Errors
     /// The errors of [`SoloStage::burst_us`].
-    pub fn hand_over_us(&mut self, batch: &SoloBatch, mut choose: impl FnMut(&[f32])) -> Result<f64> {
+    pub fn hand_over_us(&mut self, batch: &SoloBatch, mut choose: impl FnMut(&Picks<'_>)) -> Result<f64> {
         let compute_us = self.burst_us(batch)?;
         let batch = self.micro_batch(batch);
         let start = Instant::now();
         let computed = self.compute(0, &batch)?;
-        let from = self.memory.logits(0, batch.logit_rows());
-        let logits = self.on.logits.clone();
-        let download = from.zip(logits.as_ref());
+        let from = self.memory.picks(0, batch.logit_rows());
+        let picks = self.on.picks.clone();
+        let download = from.zip(picks.as_ref());
         let download = download.map(|(from, &(region, _))| Command::Download { from, region, offset: 0 });
         let work = Work::Commands(download.into_iter().collect());
         let there = self.on.submit(QueueKind::Download, work, &[computed])?;
         self.on.wait(there)?;
-        let row_bytes = self.memory.compiled().result.row_bytes() as usize;
-        for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
-            let Some((_, region)) = &logits else { break };
-            let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
+        let vocabulary = self.memory.compiled().result.vocabulary().unwrap_or(0);
+        if let Some((from, (_, region))) = from.zip(picks.as_ref()) {
+            let lease = region.read(0..from.bytes as usize);
             let lease = lease.map_err(|e| protocol(format!("logits are not available yet: {e}")))?;
-            choose(lease.floats().unwrap_or_default());
+            let records = lease.floats().unwrap_or_default().as_chunks().0;
+            records.iter().for_each(|record| choose(&Picks::new(record, vocabulary)));
         }
         let wall_us = start.elapsed().as_secs_f64() * 1e6;
         let timing = self.on.timing(computed);

@@ -106,7 +106,7 @@ fn the_memory_of_the_prefill_stage_by_hand() {
     assert_eq!(blocks, PREFILLS as u64 * passing_blocks(plan.chunk, limits.sequences));
     assert_eq!(host.parameters, 3 * u64::from(limits.slots) * shape.params_bytes());
     assert_eq!(plan.credits, plan.decode_groups.max(2) + 1 + PREFILLS as u32);
-    assert_eq!(host.logits, u64::from(plan.credits) * shape.logits_bytes());
+    assert_eq!(host.logits, u64::from(plan.credits) * (shape.logits_bytes() + shape.picks_bytes()));
     let parts = [host.logits, host.staging, host.parameters, host.devices, host.weights, host.kv];
     assert_eq!(host.total, parts.iter().sum::<u64>());
     check_plan(&world, &plan);

@@ -4,8 +4,8 @@ use super::World;
 use super::mailboxes::Message;
 use super::queue::Event;
 use crate::core::{
-    FinishReason, Finished, LogitRows, MicroBatch, Path, Prompt, RunAction, RunCounts, RunEvent, Sampled,
-    SequenceId, StageEvent,
+    FinishReason, Finished, Item, LogitRows, MicroBatch, Path, Prompt, RunAction, RunCounts, RunEvent,
+    Sampled, SequenceId, StageEvent,
 };
 use crate::error::{Error, Refusal};
 use crate::sim::SimOutcome;
@@ -33,6 +33,7 @@ impl World<'_> {
             shares_prefix: request.shares_prefix,
             priority: request.priority,
             deadline_ns: request.deadline_ns,
+            whole_rows: request.whole_rows,
             ..Prompt::new(tokens, request.want.clone())
         };
         self.report.observations.arrived(self.queue.now, sequence);
@@ -118,7 +119,8 @@ impl World<'_> {
 
     /// Samples tokens for the items of a micro-batch that are current. Each follows the text so far.
     fn sample(&self, batch: &MicroBatch) -> Result<Vec<Sampled>, String> {
-        let wanted = batch.items.iter().filter(|i| i.logits == LogitRows::Last && self.run.is_current(i));
+        let samples = |item: &&Item| matches!(item.logits, LogitRows::Last | LogitRows::Picks);
+        let wanted = batch.items.iter().filter(samples).filter(|item| self.run.is_current(item));
         let sampled = wanted.map(|item| {
             let sequence = item.sequence;
             let text = self.texts.get(&sequence).ok_or_else(|| format!("{sequence} has ended"))?;

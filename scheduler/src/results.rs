@@ -1,0 +1,58 @@
+//! Places of the results of micro-batches in host memory. There is one part per credit: whole rows of logits, then the
+//! best logits of rows.
+
+use ragtag_kernels::picks::RECORD_BYTES;
+use std::ops::Range;
+
+/// Layout of the host memory for results.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ResultPlaces {
+    /// Bytes of a whole row.
+    pub(crate) row_bytes: u64,
+    /// Maximum number of logit rows of a micro-batch.
+    pub(crate) rows: u32,
+    /// Whether the stages find the best logits of each row.
+    pub(crate) has_picks: bool,
+}
+
+impl ResultPlaces {
+    /// Returns the bytes of the part of one credit.
+    pub(crate) fn part_bytes(&self) -> u64 {
+        u64::from(self.rows).saturating_mul(self.row_bytes.saturating_add(self.picks_bytes()))
+    }
+
+    /// Returns the bytes of the best logits of a row.
+    fn picks_bytes(&self) -> u64 {
+        if self.has_picks { RECORD_BYTES } else { 0 }
+    }
+
+    /// Returns the range of bytes of the first `rows` whole rows of the micro-batch that holds `credit`.
+    pub(crate) fn whole(&self, credit: u32, rows: u32) -> Range<u64> {
+        let start = u64::from(credit) * self.part_bytes();
+        start..start + u64::from(rows) * self.row_bytes
+    }
+
+    /// Returns the range of bytes of the best logits of some rows of the micro-batch that holds `credit`. The numbers
+    /// are those in the list of logit rows.
+    pub(crate) fn picks(&self, credit: u32, rows: Range<u32>) -> Range<u64> {
+        let start = self.whole(credit, self.rows).end;
+        let place = |row: u32| start + u64::from(row) * self.picks_bytes();
+        place(rows.start)..place(rows.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap() {
+        let places = ResultPlaces { row_bytes: 1000, rows: 3, has_picks: true };
+        assert_eq!(places.part_bytes(), 3 * 1520);
+        assert_eq!(places.whole(1, 2), 4560..6560);
+        assert_eq!(places.picks(1, 2..3), 4560 + 3000 + 1040..4560 + 3000 + 1560);
+        assert_eq!(places.picks(1, 0..3).end, places.whole(2, 0).start);
+        let without = ResultPlaces { has_picks: false, ..places };
+        assert_eq!((without.part_bytes(), without.picks(1, 3..3)), (3000, 6000..6000));
+    }
+}
