@@ -23,6 +23,8 @@ const RECENT: usize = 4096;
 type Labels = [(&'static str, String); 2];
 /// Label of the metrics of a model.
 type Name = [(&'static str, String); 1];
+/// A histogram for each model.
+type Histograms = Family<Name, Histogram, fn() -> Histogram>;
 
 /// All metrics of a server.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub(crate) struct Metrics {
     requests: Family<Labels, Counter>,
     connections: Gauge,
     counters: Counters<Family<Name, Counter>>,
-    times: Times<Family<Name, Histogram, fn() -> Histogram>>,
+    times: Times<Histograms>,
     gauges: Gauges,
     models: Mutex<BTreeMap<String, ModelMetrics>>,
 }
@@ -82,7 +84,7 @@ pub(crate) struct Latency {
 }
 
 impl Recent {
-    fn of(family: &Family<Name, Histogram, fn() -> Histogram>, name: &Name) -> Self {
+    fn of(family: &Histograms, name: &Name) -> Self {
         Self { histogram: family.get_or_create_owned(name), recent_s: Arc::default() }
     }
 
