@@ -20,8 +20,7 @@ Examples:
   ragtag run model.gguf --chat -p \"Name a city.\" --json-schema city.json
   ragtag run model.gguf -p \"<fim_prefix>a = <fim_suffix><fim_middle>\"
   ragtag run -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
-  ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
-  ragtag run -p \"Once upon a time\" --cpu-devices 2 --replan --compare")]
+  ragtag run -p \"Once\" --cpu-devices 2 --replan --compare --trace trace.json")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
