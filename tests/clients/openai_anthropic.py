@@ -112,7 +112,7 @@ def check_tools(client, model):
     for choice in ["required", named]:
         forced = client.chat.completions.create(**hello, tool_choice=choice).choices[0]
         assert forced.finish_reason == "tool_calls", forced
-        assert list(json.loads(forced.message.tool_calls[0].function.arguments)) == ["city"], forced
+        assert type(json.loads(forced.message.tool_calls[0].function.arguments)["city"]) is str, forced
     unknown = {"type": "function", "function": {"name": "other"}}
     refused(openai.BadRequestError, lambda: client.chat.completions.create(**arguments, tool_choice=unknown), "other")
 
@@ -206,11 +206,12 @@ def check_anthropic(client, model):
     assert used[0].input == {"city": "Rome"} and final.stop_reason == "tool_use", final
 
     refused(anthropic.NotFoundError, lambda: client.messages.create(**{**arguments, "model": "other"}), "not_found_error")
-    hello = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 80, "tools": tools}
+    hello = {**greedy, "model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 80, "tools": tools}
     for choice in [{"type": "any"}, {"type": "tool", "name": "get_weather"}]:
         choice["disable_parallel_tool_use"] = True
         forced = client.messages.create(**hello, tool_choice=choice)
-        assert forced.stop_reason == "tool_use" and list(forced.content[0].input) == ["city"], forced
+        # The schema allows further keys.
+        assert forced.stop_reason == "tool_use" and type(forced.content[0].input["city"]) is str, forced
     shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     output = {"format": {"type": "json_schema", "schema": shape}}
     whole = client.messages.create(**arguments, output_config=output)
