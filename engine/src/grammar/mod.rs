@@ -3,6 +3,7 @@
 //! Every grammar becomes one in Lark, which llguidance compiles for a vocabulary. Sources come from clients, so size,
 //! depth and work are bounded. Knows nothing about APIs or calls of tools.
 
+mod dates;
 mod gbnf;
 #[cfg(test)]
 mod tests;
@@ -118,7 +119,7 @@ fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\x7f', "\\u007f")
 }
 
-/// Returns a schema with bounded white space.
+/// Returns a schema with bounded white space and exact dates.
 fn bounded(schema: &Value) -> Result<Value, String> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
@@ -128,6 +129,7 @@ fn bounded(schema: &Value) -> Result<Value, String> {
         Value::Object(_) => schema.clone(),
         _ => return Err("a JSON schema must be an object".into()),
     };
+    dates::make_exact(&mut schema);
     schema["x-guidance"] = json!({ "whitespace_flexible": true, "whitespace_pattern": SPACE });
     Ok(schema)
 }

@@ -89,6 +89,32 @@ fn json_is_valid_for_its_schema_with_bounded_white_space() {
 }
 
 #[test]
+fn dates_and_times_exist() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "date": { "type": "string", "format": "date" },
+            "any": { "anyOf": [{ "type": "string", "format": "time" }, { "const": { "format": "time" } }] },
+            "at": { "type": "string", "format": "date-time", "maxLength": 20 },
+        },
+        "required": ["date", "any", "at"],
+    });
+    let refused = |rest: &str| Text::Refused(rest.len());
+    check(
+        &Grammar::JsonSchema(schema),
+        &[
+            (r#"{"date":"2024-02-29","any":"23:59:59.5+01:30","at":"2000-02-29T00:00:00Z"}"#, Text::Done),
+            (r#"{"date":"1900-02-28","any":{"format":"time"},"at":"1999-12-31t23:59:59z"}"#, Text::Done),
+            (r#"{"date":"2023-02-29"#, refused("9")),
+            (r#"{"date":"1900-02-29"#, refused("9")),
+            (r#"{"date":"2023-04-31"#, refused("1")),
+            (r#"{"date":"2023-04-30","any":"23:59:60"#, refused("60")),
+            (r#"{"date":"2023-04-30","any":"23:59:59Z","at":"2000-02-29T00:00:00.5"#, refused(".5")),
+        ],
+    );
+}
+
+#[test]
 fn regular_expressions_match_whole_texts() {
     check(
         &Grammar::Regex(r"[a-c]+/\d{2}".into()),
