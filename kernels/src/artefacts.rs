@@ -96,8 +96,8 @@ impl Artefact {
 
     /// Decompresses the program. Returns `None` if the compressed data is damaged.
     pub fn bytes(&self) -> Option<Vec<u8>> {
-        let block = decompress(&mut &*self.block)?;
-        let bytes = block.get(self.start..)?.get(..self.bytes)?;
+        let before = decompress(&mut &*self.block, self.start.checked_add(self.bytes)?)?;
+        let bytes = before.get(self.start..)?.get(..self.bytes)?;
         match self.form {
             Form::Ptx => Some(restore(str::from_utf8(bytes).ok()?).into_bytes()),
             Form::SpirV => Some(bytes.to_vec()),
@@ -105,10 +105,11 @@ impl Artefact {
     }
 }
 
-/// Decompresses the frame at the start of `frames`, and removes it from there.
-fn decompress(frames: &mut &[u8]) -> Option<Vec<u8>> {
+/// Decompresses the first `bytes` bytes of the frame at the start of `frames`. Removes the frame from there if it has no
+/// more.
+fn decompress(frames: &mut &[u8], bytes: usize) -> Option<Vec<u8>> {
     let mut content = Vec::new();
-    StreamingDecoder::new(frames).ok()?.read_to_end(&mut content).ok()?;
+    StreamingDecoder::new(frames).ok()?.take(bytes as u64).read_to_end(&mut content).ok()?;
     Some(content)
 }
 
@@ -134,7 +135,7 @@ impl Form {
     /// Returns the programs in an archive. Returns `None` if the archive is damaged. Keeps the index in memory
     /// until the process ends.
     pub fn parse(self, mut archive: &'static [u8]) -> Option<Vec<Artefact>> {
-        let index = String::from_utf8(decompress(&mut archive)?).ok()?.leak();
+        let index = String::from_utf8(decompress(&mut archive, usize::MAX)?).ok()?.leak();
         let (mut artefacts, mut block, mut start) = (Vec::new(), &[][..], 0);
         for line in index.lines() {
             if let Some(bytes) = line.strip_prefix("= ") {

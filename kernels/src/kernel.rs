@@ -304,6 +304,12 @@ kernels! {
     "encode-blocks" EncodeBlocks => file_blocks::FileBlocks::Encode;
     /// Sums over the words of a buffer, for the comparison of buffers on different devices.
     "checksum" Checksum => checksum::Checksum;
+    /// Experts of each row, and their weights.
+    "expert-route" ExpertRoute => experts::route::ExpertRoute;
+    /// Products of rows and the weights of their experts, of the given type.
+    "expert-matmul" ExpertMatMul(weights: TensorType) => experts::matmul::ExpertMatMul(weights);
+    /// Weighted sum of the results of each row's experts.
+    "expert-combine" ExpertCombine => experts::combine::ExpertCombine;
 }
 
 impl Kernel {

@@ -24,6 +24,7 @@ mod cpu;
 mod element_type;
 pub mod elements;
 pub mod embed;
+pub mod experts;
 pub mod file_blocks;
 pub mod gather;
 pub mod gather_rows;

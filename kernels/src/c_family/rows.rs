@@ -4,7 +4,7 @@ use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Kernel, KvType};
 use crate::rows::{self, RowKernel, row_kernels};
 use crate::variant::Variant;
-use crate::{attention, checksum, head_norm};
+use crate::{add, attention, checksum, head_norm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -28,6 +28,9 @@ pub(super) fn variants() -> Vec<Variant> {
         ..function(Kernel::HeadNorm, head_norm::grid, "head_norm")
     });
     out.push(Function { source: checksum_source, ..function(Kernel::Checksum, checksum::grid, "checksum") });
+    let experts = |kernel, grid, name| Function { source: experts_source, ..function(kernel, grid, name) };
+    out.push(experts(Kernel::ExpertRoute, add::grid, "expert_route"));
+    out.push(experts(Kernel::ExpertCombine, rows::part_grid, "expert_combine"));
     let cached = KvType::ALL.map(cache_functions);
     out.extend(cached.map(|[append, ..]| append));
     out.extend(cached.map(|[_, partial, _]| partial));
@@ -67,6 +70,12 @@ fn head_source(language: KernelLanguage) -> Arc<str> {
 /// Composes a program of its own, because only runs that verify their transfers need the kernel.
 fn checksum_source(language: KernelLanguage) -> Arc<str> {
     program(language, ITEMS, &[include_str!("../checksum/checksum.cl")])
+}
+
+/// Composes a program of its own, because only mixtures of experts need the kernels.
+fn experts_source(language: KernelLanguage) -> Arc<str> {
+    let (route, combine) = (include_str!("../experts/route.cl"), include_str!("../experts/combine.cl"));
+    program(language, ITEMS, &[include_str!("order.cl"), route, combine])
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {

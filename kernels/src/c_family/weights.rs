@@ -6,7 +6,7 @@ use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout};
 use crate::variant::{NEVER, Variant};
-use crate::{add, matmul, widen};
+use crate::{add, experts, matmul, widen};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -23,6 +23,10 @@ const TILED_ITEMS: Items = Items(128);
 /// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
 /// blocks.
 const WIDEN_ITEMS: Items = Items(256);
+const EXPERT_ITEMS: Items = Items(128);
+/// Maximum number of rows for which each assignment reads the weights of its expert. With more rows, the assignments to
+/// an expert share them.
+const EXPERT_ROWS: u32 = 8;
 
 /// Number of work items that share a row of weights: `SHARING` in the source of the row-major products.
 const SHARING: u32 = 32;
@@ -41,6 +45,8 @@ pub(super) fn variants() -> Vec<Variant> {
     out.extend(TensorType::ALL.into_iter().filter(|t| !quantised(t)).flat_map(row_major_functions));
     out.extend([TensorType::F16, TensorType::BF16].map(half_product_function));
     out.extend(TensorType::ALL.into_iter().filter(quantised).map(widen_function));
+    out.extend(TensorType::ALL.into_iter().flat_map(expert_functions));
+    out.extend(TensorType::ALL.into_iter().filter(|t| !quantised(t)).flat_map(row_major_expert_functions));
     out.into_iter().flat_map(Function::variants).collect()
 }
 
@@ -166,6 +172,43 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
+/// Returns the products with the weights of experts: for a few rows of x, and for many.
+fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
+    let few = Function {
+        kernel: Kernel::ExpertMatMul(tensor_type),
+        names: names!(""),
+        grid: experts::matmul::grid,
+        layout: Some(Layout::Rows16),
+        min_rows: 0,
+        max_rows: EXPERT_ROWS,
+        source: composer!(tensor_type, expert_source),
+        function: "expert_matmul",
+        items: EXPERT_ITEMS,
+        local_bytes: 4 << 10,
+    };
+    let many = Function {
+        names: names!("-tiled"),
+        grid: experts::matmul::tiled_grid,
+        max_rows: u32::MAX,
+        source: composer!(tensor_type, tiled_expert_source),
+        function: "expert_matmul_tiled",
+        local_bytes: 27 << 10,
+        ..few
+    };
+    [few, many]
+}
+
+fn row_major_expert_functions(tensor_type: TensorType) -> [Function; 2] {
+    let [few, many] = expert_functions(tensor_type);
+    let layout = Some(Layout::RowMajor);
+    let source = composer!(tensor_type, row_major_expert_source);
+    let tiled = composer!(tensor_type, row_major_tiled_expert_source);
+    [
+        Function { names: names!("-row-major"), layout, source, ..few },
+        Function { names: names!("-row-major-tiled"), layout, source: tiled, ..many },
+    ]
+}
+
 /// Returns a grid with one work group per group of 16 weight rows.
 fn gemv_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
@@ -246,6 +289,26 @@ fn fast_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
 fn with_rows(language: KernelLanguage, tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
     let reader = [tensor_type.row().c, ROW_MAJOR];
     program(language, items, &[&reader[..], parts].concat())
+}
+
+const EXPERT_MATMUL: &str = include_str!("../experts/matmul.cl");
+
+fn expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_reader(language, tensor_type, EXPERT_ITEMS, &[EXPERT_MATMUL])
+}
+
+fn row_major_expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_rows(language, tensor_type, EXPERT_ITEMS, &[EXPERT_MATMUL])
+}
+
+const TILED_EXPERTS: &str = include_str!("../experts/tiled.cl");
+
+fn tiled_expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_reader(language, tensor_type, EXPERT_ITEMS, &[TILED_EXPERTS])
+}
+
+fn row_major_tiled_expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_rows(language, tensor_type, EXPERT_ITEMS, &[TILED_EXPERTS])
 }
 
 fn row_major_embed_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {

@@ -48,6 +48,15 @@ pub enum Content {
         /// Values.
         values: Vec<Option<f64>>,
     },
+    /// Rows of a route: the ids of `used` experts, compared bit for bit, then their weights. NaN matches NaN.
+    Routes {
+        /// Number of experts per row.
+        used: usize,
+        /// Ids of all rows.
+        ids: Vec<Option<u32>>,
+        /// Weights of all rows.
+        weights: Vec<Option<f64>>,
+    },
     /// File blocks, padded to 32-bit words. The error is the amount by which their distance from `values`
     /// exceeds that of the reference's blocks. Small excesses from ties do not count.
     Blocks {
@@ -172,6 +181,12 @@ impl Content {
             }
             Content::Elements { element, values } => rounding(*element, values, after),
             Content::Words(words) => all_words(words, before, after, |e, word| *e == word),
+            Content::Routes { used, ids, weights } => {
+                let [before, after] = [before, after].map(|route| parts_of_route(route, *used));
+                all_words(ids, &before[0], &after[0], |id, word| *id == word)?;
+                let read = |bytes: [u8; 4]| f64::from(f32::from_le_bytes(bytes));
+                error_of_values(weights, &before[1], &after[1], read)
+            }
             Content::Blocks { tensor_type, values } => excess(*tensor_type, values, after),
             Content::Rows { activations, columns, rows } => {
                 let mut sums = Distance::default();
@@ -197,6 +212,12 @@ impl Content {
             }
         }
     }
+}
+
+/// Returns the bytes of all ids in a route, and those of all weights.
+fn parts_of_route(route: &[u8], used: usize) -> [Vec<u8>; 2] {
+    let part = |number: usize| route.chunks(used * 4).skip(number).step_by(2).flatten().copied().collect();
+    [part(0), part(1)]
 }
 
 fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, String> {
@@ -556,6 +577,22 @@ mod tests {
         assert!(!same([one + 1, nan, 7]) && !same([nan, nan, 7]));
         assert!(!same([one, one, 7]) && !same([one, nan, nan]));
         assert!(!passes(Content::Words(vec![None; 2]), [7; 3]));
+    }
+
+    #[test]
+    fn routes_need_the_ids_and_close_weights() {
+        let route = |id: u32, weight: f32, nan: f32| {
+            let words = [3, id, 1f32.to_bits(), weight.to_bits(), 9, 9, nan.to_bits(), 2f32.to_bits()];
+            words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect::<Vec<u8>>()
+        };
+        let ids = vec![Some(3), Some(5), None, None];
+        let weights = vec![Some(1.0), Some(0.5), Some(f64::NAN), None];
+        let content = Content::Routes { used: 2, ids, weights };
+        let error = |after: &[u8]| content.error(&route(0, 0.0, 0.0), after);
+        assert!(error(&route(5, 0.5, f32::NAN)) == Ok(0.0));
+        assert!(error(&route(5, 0.6, f32::NAN)).is_ok_and(|error| error > 0.05));
+        assert!(error(&route(5, f32::NAN, f32::NAN)).is_ok_and(f64::is_nan));
+        assert!(error(&route(4, 0.5, f32::NAN)).is_err() && error(&route(5, 0.5, 0.0)).is_err());
     }
 
     #[test]

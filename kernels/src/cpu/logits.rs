@@ -42,9 +42,9 @@ unsafe impl RowWise for ArgMax {
 }
 
 /// The largest values so far, in descending order, and their positions.
-struct Best<'a> {
-    values: &'a mut [f32],
-    indices: &'a mut [u32],
+pub(super) struct Best<'a> {
+    pub(super) values: &'a mut [f32],
+    pub(super) indices: &'a mut [u32],
 }
 
 impl Best<'_> {
@@ -79,7 +79,7 @@ unsafe impl RowWise for TopK {
 
 /// Fills `best` with the largest values of row `x`. `best` has space for 1 to `x.len()` values.
 #[inline(always)]
-fn top_of_row<S: Isa>(s: S, x: &[f32], best: &mut Best<'_>) {
+pub(super) fn top_of_row<S: Isa>(s: S, x: &[f32], best: &mut Best<'_>) {
     let last = best.values.len() - 1;
     for (i, value) in x[..=last].iter().enumerate() {
         best.insert(i, *value, i);

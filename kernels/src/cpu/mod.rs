@@ -18,6 +18,7 @@ mod avx512;
 mod conv2d;
 mod elements;
 mod elementwise;
+mod experts;
 mod file_blocks;
 pub(crate) mod formats;
 mod gemm;
@@ -105,6 +106,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         elementwise::Copy, elementwise::GatherRows, elementwise::Unary, elementwise::Binary,
         lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
         file_blocks::DecodeBlocks, file_blocks::EncodeBlocks, lines::Checksum,
+        experts::Route, experts::Combine,
     }
     packed::<S, Int8>(out);
     packed::<S, Half>(out);
@@ -134,6 +136,7 @@ fn cached<S: Isa, K: kv::Stored, V: kv::Stored>(out: &mut Vec<Variant>) {
 pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
+    out.push(variant::<S, experts::ExpertMatMul<W>>());
 }
 
 /// Adds the kernels that every tensor type with blocks has, instantiated for the reader `W`.

@@ -1,11 +1,11 @@
 //! Row kernels that read no matrix weights.
 
-use super::programs::SUB_GROUP_ITEMS;
+use super::programs::{ORDER, SUB_GROUP_ITEMS, in_groups};
 use super::{Function, bare_program, function, program};
 use crate::kernel::Kernel;
-use crate::rows::{ITEMS, RowKernel, row_kernels};
+use crate::rows::{ITEMS, RowKernel, part_grid, row_kernels};
 use crate::variant::Variant;
-use crate::{checksum, head_norm};
+use crate::{add, checksum, head_norm};
 use ragtag_hal::Feature;
 
 /// Number of work items in a group that normalises one head.
@@ -23,6 +23,14 @@ pub(super) fn variants() -> Vec<Variant> {
     out.push(Function {
         compose: |_| bare_program(ITEMS, &[include_str!("../checksum/checksum.wgsl")]),
         ..function(Kernel::Checksum, checksum::grid, "checksum", ITEMS)
+    });
+    out.push(Function {
+        compose: |_| in_groups(&[ORDER, include_str!("../experts/route.wgsl")]),
+        ..function(Kernel::ExpertRoute, add::grid, "expert_route", ITEMS)
+    });
+    out.push(Function {
+        compose: |_| program(ITEMS, &[include_str!("../experts/combine.wgsl")]),
+        ..function(Kernel::ExpertCombine, part_grid, "expert_combine", ITEMS)
     });
     out.into_iter().map(Function::variant).collect()
 }

@@ -10,7 +10,7 @@ use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout, layout_in};
 use crate::variant::{NEVER, Variant};
-use crate::{add, matmul, widen};
+use crate::{add, experts, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -22,6 +22,10 @@ const TILED_ITEMS: u32 = 128;
 /// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
 /// blocks.
 const WIDEN_ITEMS: u32 = 256;
+const EXPERT_ITEMS: u32 = 128;
+/// Maximum number of rows for which each assignment reads the weights of its expert. With more rows, the assignments to
+/// an expert share them.
+const EXPERT_ROWS: u32 = 8;
 /// Returns two numbers for products of row-major weights with `m` activation rows: the work items per group,
 /// and the outstanding vector loads per weight row. These values were the fastest on an H200. A launch has
 /// many groups, and each group has little work.
@@ -48,6 +52,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.extend(TensorType::ALL.into_iter().flat_map(normed_products));
     out.extend([TensorType::F16, TensorType::BF16].map(half_product));
     out.extend(TensorType::ALL.into_iter().filter(|t| is_quantised(*t)).map(widen_function));
+    out.extend(TensorType::ALL.into_iter().flat_map(expert_functions));
     out.into_iter().map(Function::variant).collect()
 }
 
@@ -227,6 +232,30 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
+/// Returns the products with the weights of experts: for a few rows of x, and for many.
+fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
+    let few = Function {
+        kernel: Kernel::ExpertMatMul(tensor_type),
+        grid: experts::matmul::grid,
+        max_rows: EXPERT_ROWS,
+        compose: composer!(tensor_type, expert_source),
+        function: "expert_matmul",
+        items: EXPERT_ITEMS,
+        local_bytes: 2 << 10,
+        ..embed_function(tensor_type)
+    };
+    let many = Function {
+        name: "wgsl-tiled",
+        grid: experts::matmul::tiled_grid,
+        max_rows: u32::MAX,
+        compose: composer!(tensor_type, tiled_expert_source),
+        function: "expert_matmul_tiled",
+        local_bytes: 15 << 10,
+        ..few
+    };
+    [few, many]
+}
+
 /// Returns a grid with one work group per group of 16 weight rows.
 fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
@@ -360,6 +389,16 @@ fn embed_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
         EMBED_ITEMS,
         &[&[WEIGHTS], &values(tensor_type)[..], &[include_str!("../embed/embed.wgsl")]].concat(),
     )
+}
+
+fn expert_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    let source = include_str!("../experts/matmul.wgsl");
+    program(EXPERT_ITEMS, &[&[WEIGHTS], &values(tensor_type)[..], &[source]].concat())
+}
+
+fn tiled_expert_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    let source = repeat(include_str!("../experts/tiled.wgsl"), &[("$i", 4)]);
+    program(EXPERT_ITEMS, &[&[WEIGHTS], &values(tensor_type)[..], &[&source]].concat())
 }
 
 fn widen_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {

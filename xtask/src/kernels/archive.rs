@@ -11,14 +11,9 @@ use std::process::Command;
 
 const COMPRESSOR: &str = "zstd";
 
-/// Returns the uncompressed size that a block exceeds only if one program does. A larger block compresses better,
-/// and takes longer to load: about a millisecond in these sizes. PTX repeats itself more than SPIR-V.
-fn block_bytes(form: Form) -> usize {
-    match form {
-        Form::Ptx => 512 << 10,
-        Form::SpirV => 256 << 10,
-    }
-}
+/// Uncompressed size that a block exceeds only if one program does. A larger block compresses better, and takes longer to
+/// load: 5 milliseconds for the last program of a block in this size.
+const BLOCK_BYTES: usize = 2 << 20;
 
 /// Maps a program's name and architecture to the digest of its source and its code.
 pub(super) type Programs = BTreeMap<(String, String), (String, Vec<u8>)>;
@@ -71,7 +66,7 @@ fn blocks(form: Form, programs: &Programs) -> Result<Vec<Block>, String> {
     let mut blocks: Vec<Block> = Vec::new();
     for part in parts.into_values() {
         match blocks.last_mut() {
-            Some(last) if last.content.len() + part.content.len() <= block_bytes(form) => {
+            Some(last) if last.content.len() + part.content.len() <= BLOCK_BYTES => {
                 last.rows.push_str(&part.rows);
                 last.content.extend(part.content);
             }
@@ -105,7 +100,7 @@ mod tests {
     fn blocks_hold_whole_programs_up_to_the_limit() {
         let key = |program: &str, architecture: &str| (program.to_owned(), architecture.to_owned());
         let code = |bytes: usize| ("d".to_owned(), vec![b'x'; bytes]);
-        let half = block_bytes(Form::SpirV) / 2;
+        let half = BLOCK_BYTES / 2;
         let programs = Programs::from([
             (key("a", "61"), code(half - 1)),
             (key("a", "90"), code(half + 2)),

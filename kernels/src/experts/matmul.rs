@@ -1,0 +1,254 @@
+//! ExpertMatMul: for each assignment, the product of a row of x and the weights of its expert.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout): all experts, or a part of their rows |
+//! | 2 | x: f32 `[rows, x slots, k]` |
+//! | 3 | route: see [`route`](super::route) |
+//! | 4 | y: f32, rows with stride `stride` (in values), read and written |
+//!
+//! The constants are, in this order:
+//!
+//! - the row capacity, and the index of the parameter word that holds the row count
+//! - n and k
+//! - the first row: the row of all experts' rows with which the weights start, a multiple of 16
+//! - the rows per expert
+//! - the piece: a divisor of the rows per expert
+//! - `used`, the number of experts per row
+//! - the x slots: 1 if all slots of a row have the same x, or `used`
+//! - the first column of y, and the stride of y
+//!
+//! Weight row i of an expert gives column `first column + (i / piece · used + slot) · piece + i % piece` of y. With a
+//! piece of half the rows per expert, all gates of a row precede all its up projections, as
+//! [`silu_mul`](crate::silu_mul) reads them. A launch with a part of the experts' rows writes only the columns of this
+//! part. Experts may start at any row.
+//!
+//! Each variant has a fixed order of summation, so the columns of an assignment depend, bit for bit, only on its x and
+//! its expert.
+
+use super::route::MAX_USED;
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, product, strided, words};
+use crate::blocks::{TensorType, dequantise};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
+use crate::kernel::{Accuracy, Kernel, Spec};
+use crate::layout::{GROUP_ROWS, Layout, Resident};
+use crate::types::each_type;
+use ragtag_hal::{Access, EntryAbi};
+
+macro_rules! abis {
+    ($($name:ident)*) => {
+        /// Returns the binary interface for weights of `tensor_type` in `layout`.
+        pub fn abi(tensor_type: TensorType, layout: Layout) -> &'static EntryAbi {
+            match (tensor_type, layout) {
+                $((TensorType::$name, Layout::Rows16) => abi!($name, Rows16),
+                (TensorType::$name, Layout::RowMajor) => abi!($name, RowMajor),)*
+            }
+        }
+    };
+}
+
+macro_rules! abi {
+    ($name:ident, $layout:ident) => {{
+        static ABI: EntryAbi = EntryAbi {
+            name: concat!("expert_matmul_", stringify!($name), "_", stringify!($layout)),
+            bindings: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
+            constants: 11,
+            extents: |constants, out| extents(TensorType::$name, Layout::$layout, constants, out),
+        };
+        &ABI
+    }};
+}
+each_type!(abis);
+
+fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, n, k, first_row, expert_rows, piece, used, x_slots, column, stride] = array(constants);
+    let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
+    let is_possible = (1..=MAX_USED).contains(&used)
+        && [1, used].contains(&x_slots)
+        && expert_rows > 0
+        && expert_rows.checked_rem(piece) == Some(0)
+        && first_row.is_multiple_of(GROUP_ROWS as u32);
+    let width = u64::from(column).saturating_add(product(&[used, expert_rows]));
+    let y = match u32::try_from(width) {
+        Ok(width) if is_possible => strided(rows, stride, width),
+        _ => IMPOSSIBLE,
+    };
+    out.copy_from_slice(&[HEADER_BYTES, weights, words(&[rows, x_slots, k]), words(&[rows, used, 2]), y]);
+}
+
+/// Returns a grid of the groups of 16 weight rows that an expert may need × assignments.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    let (rows, expert_rows, used) = (constants[0], constants[5], constants[7]);
+    // An expert that starts within a group may need one more.
+    let starts_within = !expert_rows.is_multiple_of(GROUP_ROWS as u32);
+    let groups = expert_rows.div_ceil(GROUP_ROWS as u32) + u32::from(starts_within);
+    [groups, rows.saturating_mul(used), 1]
+}
+
+/// Number of weight rows per group of the product for many rows.
+const TILE_ROWS: u32 = 64;
+
+/// Returns a grid of the tiles of weight rows that an expert may need × the experts with bound rows.
+pub(crate) fn tiled_grid(constants: &[u32]) -> [u32; 3] {
+    let [_, _, n, _, first_row, expert_rows, ..]: [u32; 11] = array(constants);
+    let last_row = first_row.saturating_add(n.saturating_sub(1));
+    let expert_of = |row: u32| row / expert_rows.max(1);
+    let experts = expert_of(last_row) - expert_of(first_row) + 1;
+    // An expert may start at any row of a group.
+    let before = if expert_rows.is_multiple_of(GROUP_ROWS as u32) { 0 } else { GROUP_ROWS as u32 - 1 };
+    [(expert_rows + before).div_ceil(TILE_ROWS), if n > 0 { experts } else { 0 }, 1]
+}
+
+/// Sizes of a case.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    experts: usize,
+    used: usize,
+    expert_rows: usize,
+    k: usize,
+    /// Number of pieces of an expert's rows.
+    pieces: usize,
+    /// Whether each slot has an x of its own.
+    own_x: bool,
+    /// Rows of all experts that the launch binds, if it does not bind all.
+    part: Option<(usize, usize)>,
+}
+
+pub(crate) struct ExpertMatMul(pub TensorType);
+
+impl Spec for ExpertMatMul {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(1e-5)
+    }
+
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout)
+    }
+
+    fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
+        Some(kept(self.0))
+    }
+
+    fn cases(&self, layout: Layout, random: &mut Random) -> Vec<Case> {
+        let sizes = |experts, used, expert_rows, k, pieces, own_x, part| Sizes {
+            experts,
+            used,
+            expert_rows,
+            k,
+            pieces,
+            own_x,
+            part,
+        };
+        let all = [
+            sizes(2, 1, 16, 256, 1, false, None),
+            sizes(8, 2, 48, 512, 1, true, None),
+            sizes(5, 3, 22, 256, 2, false, None),
+            sizes(4, 2, 40, 768, 2, true, None),
+            sizes(3, 2, 16, 256, 1, false, None),
+            sizes(6, 4, 50, 1024, 1, true, Some((64, 128))),
+        ];
+        // Several tiles of rows for each expert, and for one type, more rows than a group finds at a time.
+        let many = [
+            (140, sizes(3, 2, 80, 256, 2, false, None)),
+            (2100, sizes(5, 2, 24, 256, 1, false, Some((64, 56)))),
+        ];
+        let count = if self.0 == TensorType::F32 { 2 } else { 1 };
+        let many = many
+            .into_iter()
+            .take(count)
+            .map(|(rows, sizes)| (RowShape { capacity: rows, rows: rows - 7, count_word: 1 }, sizes));
+        let all = ROW_SHAPES.into_iter().zip(all).chain(many);
+        all.map(|(shape, sizes)| self.case(random, layout, shape, sizes)).collect()
+    }
+
+    fn random_case(&self, layout: Layout, random: &mut Random) -> Case {
+        let shape = RowShape::random(random, 40);
+        let experts = 1 + random.below(8);
+        let pieces = 1 + random.below(2);
+        let expert_rows = pieces * (1 + random.below(60));
+        let all = experts * expert_rows;
+        let first = random.below(all) / 64 * 64;
+        // A part ends at a multiple of 64 rows, or with the last expert.
+        let most = (all - first).div_ceil(64);
+        let rows = ((1 + random.below(most)) * 64).min(all - first);
+        let sizes = Sizes {
+            experts,
+            used: 1 + random.below(experts.min(4)),
+            expert_rows,
+            k: (1 + random.below(8)) * 256,
+            pieces,
+            own_x: random.below(2) == 0,
+            part: (random.below(2) == 0).then_some((first, rows)),
+        };
+        self.case(random, layout, shape, sizes)
+    }
+}
+
+impl ExpertMatMul {
+    fn case(&self, random: &mut Random, layout: Layout, shape: RowShape, sizes: Sizes) -> Case {
+        let Self(tensor_type) = *self;
+        let Sizes { experts, used, expert_rows, pieces, own_x, part, .. } = sizes;
+        // Types with short blocks also support odd numbers of blocks.
+        let k = if tensor_type.block_values() < 256 { sizes.k / 8 } else { sizes.k };
+        let (first_row, n) = part.unwrap_or((0, experts * expert_rows));
+        let file = random.blocks(tensor_type, experts * expert_rows * k);
+        let mut weights = vec![0.0; experts * expert_rows * k];
+        dequantise(tensor_type, &file, &mut weights).expect("rows of k are whole blocks");
+        let row_bytes = file.len() / (experts * expert_rows);
+        let bound = &file[first_row * row_bytes..][..n * row_bytes];
+        let resident = Resident::new(tensor_type, layout, n as u64, k as u64).expect("k is whole blocks");
+        let mut packed = vec![0; resident.bytes() as usize];
+        resident.pack(0..resident.groups(), bound, &mut packed).expect("sizes are the layout's");
+
+        let x_slots = if own_x { used } else { 1 };
+        let x = random.floats(shape.capacity * x_slots * k, 2.0);
+        let ids = (0..shape.capacity).flat_map(|_| random.shuffled(experts)[..used].to_vec());
+        let ids: Vec<u32> = ids.collect();
+        let route = ids.chunks_exact(used).flat_map(|ids| [ids, &vec![u32::MAX; used]].concat());
+        let route: Vec<u32> = route.collect();
+        let (column, piece) = (shape.capacity % 3 * 5, expert_rows / pieces);
+        let stride = column + used * expert_rows + shape.capacity % 2 * 21;
+        let mut expected = vec![None; (shape.capacity - 1) * stride + column + used * expert_rows];
+        for (assignment, id) in ids.iter().enumerate().take(shape.rows * used) {
+            let (row, slot) = (assignment / used, assignment % used);
+            let x = &x[(row * x_slots + slot % x_slots) * k..][..k];
+            for i in 0..expert_rows {
+                let weight_row = *id as usize * expert_rows + i;
+                if (first_row..first_row + n).contains(&weight_row) {
+                    let weights = &weights[weight_row * k..][..k];
+                    let dot = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                    let at = column + (i / piece * used + slot) * piece + i % piece;
+                    expected[row * stride + at] = Some(dot);
+                }
+            }
+        }
+        let constants =
+            [shape.capacity, shape.count_word as usize, n, k, first_row, expert_rows, piece, used];
+        let constants = [&constants[..], &[x_slots, column, stride]].concat();
+        let label = format!("{}, {sizes:?}", shape.label(k));
+        let build = Build::new(Kernel::ExpertMatMul(tensor_type), label, &constants);
+        let build = build.words(&shape.header()).bytes(packed).floats(&x).words(&route);
+        build.poison(expected.len() * 4).expect_f32(4, expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_needs_whole_pieces_and_space_for_all_slots() {
+        let y = |piece, x_slots, stride| {
+            let mut out = [0; 5];
+            let constants = [2, 0, 64, 32, 0, 16, piece, 4, x_slots, 8, stride];
+            (abi(TensorType::F32, Layout::Rows16).extents)(&constants, &mut out);
+            out[4]
+        };
+        assert_eq!(y(8, 1, 72), 2 * 72 * 4);
+        assert_eq!(y(16, 4, 100), (100 + 72) * 4);
+        for (piece, x_slots, stride) in [(5, 1, 72), (0, 1, 72), (8, 2, 72), (8, 1, 71)] {
+            assert_eq!(y(piece, x_slots, stride), IMPOSSIBLE, "{piece} {x_slots} {stride}");
+        }
+    }
+}
