@@ -1,16 +1,19 @@
 //! Builds operator graphs. Each call adds a node, infers the shape of its output, and checks the shapes of
 //! its weights.
 
+use crate::arch::layer_of;
 use crate::arch::rope::Rope;
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
-    Add, Affine, Attention, Bias, Embed, Gather, HeadNorm, Heads, LayerNorm, Lookup, MatMul, Operator, Peaks,
-    Picks, RmsNorm, RopeAppend, Rows, Scale, Scores, Shape, SiluMul, Unary,
+    Add, Affine, Attention, Bias, Embed, ExpertCombine, ExpertMatMul, ExpertRoute, Gather, HeadNorm, Heads,
+    LayerNorm, Lookup, MatMul, Operator, Peaks, Picks, RmsNorm, RopeAppend, Rows, Scale, ScaleRows, Scores,
+    Shape, SiluMul, Unary,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::experts::route::Choice;
 use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
@@ -38,6 +41,8 @@ pub(crate) struct Builder<'a> {
     used: BTreeSet<String>,
     segment: usize,
     order: u32,
+    /// First layer whose tensors no node needs to read.
+    skipped: Option<u32>,
 }
 
 impl<'a> Builder<'a> {
@@ -51,13 +56,25 @@ impl<'a> Builder<'a> {
     }
 
     fn with(tensors: Tensors<'a>) -> Self {
-        Self { tensors, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
+        Self {
+            tensors,
+            graph: OperatorGraph::default(),
+            used: BTreeSet::new(),
+            segment: 0,
+            order: 0,
+            skipped: None,
+        }
     }
 
     /// Starts the next segment at half-block granularity: an attention half, a feed-forward half, or the
     /// head.
     pub(crate) fn next_segment(&mut self) {
         self.segment += 1;
+    }
+
+    /// Ignores the tensors of all layers from `first` on, unless a node reads them.
+    pub(crate) fn skip_layers_from(&mut self, first: u32) {
+        self.skipped = Some(first);
     }
 
     /// Returns the type of the tensor `name` after checking that its shape is `expected`, row length first.
@@ -84,9 +101,16 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns the type of the matrix `name` after checking its shape.
+    /// Returns the type of the matrix `name` after checking its shape. A matrix of one row may be a vector.
     fn matrix(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
-        self.tensor(name, &[columns, rows], true)
+        let is_vector = rows == 1 && self.found(name).is_some_and(|tensor| tensor.shape.len() == 1);
+        self.tensor(name, &[columns, rows][..if is_vector { 1 } else { 2 }], true)
+    }
+
+    /// Returns the tensor of the model's files, if there is one.
+    fn found(&self, name: &str) -> Option<&'a TensorInfo> {
+        let Tensors::Weights(weights) = self.tensors else { return None };
+        weights.tensor(name)
     }
 
     /// Checks that the tensor `name` is a vector of `values` values.
@@ -283,6 +307,109 @@ impl<'a> Builder<'a> {
         self.apply(SiluMul { function, output: Activations::F32 }, &[gate_up])
     }
 
+    /// Adds a node that chooses experts for each row, from the router's logits. `biases` names the tensor of the biases.
+    pub(crate) fn route(
+        &mut self,
+        logits: NodeIndex,
+        choice: Choice,
+        biases: &str,
+    ) -> Result<NodeIndex, ModelError> {
+        let biases = choice.is_biased.then(|| biases.to_owned());
+        if let Some(name) = &biases {
+            let count = self.graph.node(logits).width;
+            // Some checkpoints have a matrix of one row.
+            let is_matrix = self.found(name).is_some_and(|tensor| tensor.shape.len() == 2);
+            self.tensor(name, &[count, 1][..if is_matrix { 2 } else { 1 }], false)?;
+        }
+        Ok(self.apply(ExpertRoute { choice, biases }, &[logits]))
+    }
+
+    /// Adds nodes for the gate and up projections of the experts in `route`. A row of the output has the gates of all its
+    /// experts, then their up projections, with `hidden` values each.
+    pub(crate) fn expert_gate_up(
+        &mut self,
+        x: NodeIndex,
+        route: NodeIndex,
+        layer: u32,
+        count: u32,
+        hidden: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let (shape, used) = (self.graph.node(x).shape(), self.graph.node(route).width / 2);
+        let width = 2 * used * hidden;
+        let (rows, piece) = (hidden, hidden);
+        let both = format!("blk.{layer}.ffn_gate_up_exps.weight");
+        if self.found(&both).is_some() {
+            let weights = self.experts(layer, "ffn_gate_up", count, [shape.width, 2 * hidden])?;
+            let operator = ExpertMatMul { weights, count, used, rows: 2 * hidden, piece, column: 0 };
+            return Ok(self.add(operator, Shape { width, ..shape }, &[x, route]));
+        }
+        let mut inputs = vec![x, route];
+        for (part, column) in [("ffn_gate", 0), ("ffn_up", used * hidden)] {
+            let weights = self.experts(layer, part, count, [shape.width, hidden])?;
+            let operator = ExpertMatMul { weights, count, used, rows, piece, column };
+            let product = self.add(operator, Shape { width, ..shape }, &inputs);
+            inputs = vec![x, route, product];
+        }
+        Ok(inputs[2])
+    }
+
+    /// Adds nodes for the down projections of the experts in `route`, and the weighted sum of their results.
+    pub(crate) fn expert_down(
+        &mut self,
+        x: NodeIndex,
+        route: NodeIndex,
+        layer: u32,
+        count: u32,
+        width: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let (shape, used) = (self.graph.node(x).shape(), self.graph.node(route).width / 2);
+        let weights = self.experts(layer, "ffn_down", count, [shape.width / used, width])?;
+        let operator = ExpertMatMul { weights, count, used, rows: width, piece: width, column: 0 };
+        let all = self.add(operator, Shape { width: used * width, ..shape }, &[x, route]);
+        Ok(self.apply(ExpertCombine { used }, &[all, route]))
+    }
+
+    /// Returns the weights of all experts, which are one tensor or a tensor for each expert.
+    fn experts(
+        &mut self,
+        layer: u32,
+        part: &str,
+        count: u32,
+        [columns, rows]: [u32; 2],
+    ) -> Result<Stack, ModelError> {
+        let unsupported = |what: String| Err(ModelError::Unsupported { what });
+        if !matmul::takes_columns(columns) {
+            return unsupported(format!("experts with rows of {columns} values (no multiple of 32)"));
+        }
+        let all = format!("blk.{layer}.{part}_exps.weight");
+        let stack = if self.found(&all).is_some() || matches!(self.tensors, Tensors::Described { .. }) {
+            self.tensor(&all, &[columns, rows, count], true)?;
+            Stack::of(&all)
+        } else {
+            let mut tensors = Vec::new();
+            for expert in 0..count {
+                let name = format!("blk.{layer}.{part}.{expert}.weight");
+                self.matrix(&name, columns, rows)?;
+                tensors.push(name);
+            }
+            Stack { zero_rows: 0, tensors }
+        };
+        let types = stack.tensors.iter().filter_map(|name| self.found(name)).map(|tensor| tensor.tensor_type);
+        if types.collect::<BTreeSet<_>>().len() > 1 {
+            return unsupported(format!("experts of several types ({})", stack.name()));
+        }
+        if stack.tensors.iter().any(|name| self.factor(name) != 1.0) {
+            return unsupported(format!("experts with a scale ({})", stack.name()));
+        }
+        Ok(stack)
+    }
+
+    /// Adds nodes that multiply the rows of `y` by `factors`, which have one column, and add `x`.
+    pub(crate) fn add_scaled(&mut self, x: NodeIndex, y: NodeIndex, factors: NodeIndex) -> NodeIndex {
+        let scaled = self.apply(ScaleRows, &[y, factors]);
+        self.apply(Add, &[x, scaled])
+    }
+
     pub(crate) fn add_residual(&mut self, x: NodeIndex, y: NodeIndex) -> NodeIndex {
         let width = |node| self.graph.node(node).width;
         assert_eq!(width(x), width(y), "the residual stream and what a layer adds");
@@ -293,7 +420,10 @@ impl<'a> Builder<'a> {
     /// tensor would give wrong results.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
         let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
-        match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
+        let is_skipped =
+            |name: &str| layer_of(name).zip(self.skipped).is_some_and(|(layer, first)| layer >= first);
+        let is_unknown = |t: &&TensorInfo| !self.used.contains(&t.name) && !is_skipped(&t.name);
+        match weights.tensors().iter().find(is_unknown) {
             Some(unused) => Err(ModelError::UnknownTensor { name: unused.name.clone() }),
             None => Ok(self.graph),
         }

@@ -37,8 +37,8 @@ pub mod weights;
 mod wire_type;
 
 pub use arch::{
-    ARCHITECTURES, Architecture, Extras, Hyperparameters, LayerSet, Llama3Scaling, Rope, RopeFactors,
-    RopePairing, RopeScaling, RopeScalingError, Yarn,
+    ARCHITECTURES, Architecture, Experts, Extras, Hyperparameters, LayerSet, Llama3Scaling, Rope,
+    RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{buckets, compile};
@@ -50,7 +50,7 @@ pub use lowering::Lowering;
 pub use model::Model;
 pub use program::{Program, ProgramStep, RowKind, Slice, StageBuffer};
 pub use rope_lengths::RopeLengths;
-pub use segment::{Segment, SegmentTensor};
+pub use segment::{ExpertReads, Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
 pub use stage::{CompiledStage, StageResult};

@@ -10,7 +10,7 @@ use crate::ops::{Cost, Work};
 use crate::weight_buffer::WeightBuffer;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, Layout, TensorType};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One segment and its costs. A row is a token of the micro-batch. A position is a token that a row attends
 /// to.
@@ -30,6 +30,9 @@ pub struct Segment {
     /// Bytes of weights that are read for each micro-batch, besides those for each row. This is 0 for the
     /// embedding, which reads one row per token.
     pub read_bytes: u64,
+    /// Weights of experts. The bytes that a micro-batch reads of them depend on its rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReads>,
     /// Bytes read per row, excluding activations that stay within the segment.
     pub read_bytes_per_row: u64,
     /// Bytes of keys and values per position of a sequence. For each row, attention reads this number of
@@ -48,6 +51,34 @@ pub struct Segment {
     /// Size in bytes of the largest tensor in the largest micro-batch. A kernel must be able to bind this
     /// tensor as one range.
     pub tensor_bytes: u64,
+}
+
+/// Weights of experts that a segment reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertReads {
+    /// Bytes of all experts.
+    pub bytes: u64,
+    /// Number of experts.
+    pub count: u32,
+    /// Number of experts that each row uses.
+    pub used: u32,
+}
+
+impl ExpertReads {
+    /// Returns the expected number of bytes of the distinct experts that `rows` rows use, if they choose evenly.
+    pub fn bytes_of(&self, rows: u32) -> f64 {
+        let unused = 1.0 - f64::from(self.used) / f64::from(self.count.max(1));
+        self.bytes as f64 * (1.0 - unused.max(0.0).powf(f64::from(rows)))
+    }
+
+    /// Returns the weights of two operators of a mixture.
+    pub(crate) fn sum(a: Option<Self>, b: Option<Self>) -> Option<Self> {
+        match (a, b) {
+            (Some(a), Some(b)) => Some(Self { bytes: a.bytes + b.bytes, ..a }),
+            (a, b) => a.or(b),
+        }
+    }
 }
 
 /// Weights that a segment stores as one buffer: a tensor or a stack of tensors.
@@ -131,6 +162,7 @@ impl<'a> Measure<'a> {
             flops_per_row: one.flops,
             flops_per_row_position: one.flops_per_position,
             read_bytes: none.read_bytes,
+            experts: one.experts,
             read_bytes_per_row: one.read_bytes - none.read_bytes,
             kv_bytes_per_position: one.kv_bytes_per_position,
             value_bytes_per_position: one.value_bytes_per_position,
@@ -232,6 +264,7 @@ mod tests {
                         flops_per_row: attention.flops_per_row + ffn.flops_per_row,
                         flops_per_row_position: attention.flops_per_row_position,
                         read_bytes: attention.read_bytes + ffn.read_bytes,
+                        experts: ffn.experts,
                         read_bytes_per_row: attention.read_bytes_per_row + ffn.read_bytes_per_row,
                         kv_bytes_per_position: attention.kv_bytes_per_position,
                         value_bytes_per_position: attention.value_bytes_per_position,
@@ -266,6 +299,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn few_rows_read_few_experts() {
+        let experts = ExpertReads { bytes: 3200, count: 32, used: 4 };
+        let counts = [0, 1, 8, 32, 4096].map(|rows| (experts.bytes_of(rows) / 100.0).round());
+        assert_eq!(counts, [0.0, 4.0, 21.0, 32.0, 32.0]);
     }
 
     /// Checks that the segments of a model with 405 billion parameters can be computed without weight data.

@@ -19,6 +19,9 @@ pub(crate) const PART_ROWS: usize = 64;
 /// group may need more.
 const PIECE_BYTES: usize = 128 << 10;
 
+/// Number of tensors in a stack whose name has all their names.
+const MOST_NAMES: usize = 3;
+
 /// Weight tensors that together form the matrix of one product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
@@ -35,9 +38,14 @@ impl Stack {
         Self { zero_rows: 0, tensors: vec![tensor.into()] }
     }
 
-    /// Returns the name of the buffer that holds the stack.
+    /// Returns the name of the buffer that holds the stack. It has the first and the last of many tensors.
     pub fn name(&self) -> String {
-        self.tensors.join(" + ")
+        match &self.tensors[..] {
+            [first, .., last] if self.tensors.len() > MOST_NAMES => {
+                format!("{first} … {last} ({} tensors)", self.tensors.len())
+            }
+            few => few.join(" + "),
+        }
     }
 
     /// Returns the type and shape of the stack. The graph contains only stacks of tensors that exist.

@@ -16,6 +16,7 @@ mod command;
 mod docs;
 mod drivers;
 mod examples;
+mod experts;
 mod faults;
 mod fleets;
 mod fuzz_seeds;

@@ -20,6 +20,9 @@ the logits from the model directory and from a GGUF file with the same weights, 
 cut in two) and on every other device. The relative error is at most 1e-4 in class exact, and 2e-2 in class
 fast.
 
+The models of `experts.json` are mixtures of experts whose weights follow from a formula
+(`tests/support/golden/experts.py`). A GGUF file of a Mixtral model names the architecture `llama`.
+
 | architecture in GGUF | class in `config.json` | model directory | GGUF |
 | --- | --- | --- | --- |
 ";
@@ -34,6 +37,9 @@ fn verified() -> BTreeMap<String, [Vec<String>; 2]> {
         for model in support::Checkpoint::open(name).models {
             add(&model.hyperparameters().architecture, model.graph().metadata().is_some(), name);
         }
+    }
+    for (model, is_gguf) in crate::experts::verified() {
+        add(&model.hyperparameters().architecture, is_gguf, "experts.json");
     }
     for name in MODELS {
         let model = ragtag::Model::open(support::model_path(name)).unwrap();

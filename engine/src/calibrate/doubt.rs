@@ -74,6 +74,7 @@ mod tests {
             flops_per_row: 1 << 20,
             flops_per_row_position: 0,
             read_bytes: 1 << 20,
+            experts: None,
             read_bytes_per_row: 0,
             kv_bytes_per_position: 64,
             window: None,

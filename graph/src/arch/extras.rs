@@ -1,5 +1,6 @@
 //! Hyperparameters that only some architectures have.
 
+use super::experts::Experts;
 use super::rope::{Rope, RopeFactors};
 use serde::Serialize;
 
@@ -75,6 +76,15 @@ pub struct Extras {
     /// Number that is added to the weights of norms. Some checkpoints store the weights less 1.
     #[serde(skip_serializing_if = "is_zero")]
     pub norm_offset: f32,
+    /// Mixture of experts that replaces the feed-forward network of some layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
+    /// Layers with experts, if there are any.
+    #[serde(skip_serializing_if = "is_all")]
+    pub expert_layers: LayerSet,
+    /// Whether layers follow the last one that predict further tokens. They are not read.
+    #[serde(skip)]
+    pub has_predictors: bool,
     /// Whether queries, keys and values have biases, if the file says so.
     #[serde(skip)]
     pub qkv_bias: bool,
@@ -105,6 +115,10 @@ fn is_one(value: &f32) -> bool {
     *value == 1.0
 }
 
+fn is_all(layers: &LayerSet) -> bool {
+    *layers == LayerSet::All
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(value: &f32) -> bool {
     *value == 0.0
@@ -124,6 +138,9 @@ impl Default for Extras {
             residual_scale: 1.0,
             logit_scale: 1.0,
             norm_offset: 0.0,
+            experts: None,
+            expert_layers: LayerSet::All,
+            has_predictors: false,
             qkv_bias: false,
             fused_qkv: false,
             output_bias: false,

@@ -140,6 +140,15 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Returns a whole number that may be 0, as [`Keys::float`] does.
+    pub(super) fn whole(&self, gguf: &str, config: &str) -> Result<Option<u32>, ModelError> {
+        let Some(key) = self.read(gguf, config) else { return Ok(None) };
+        match self.source {
+            KeySource::Gguf(metadata, _) => Ok(metadata.find::<u32>(&key)?),
+            KeySource::Config(fields) => Ok(fields.find_whole(&key)?),
+        }
+    }
+
     /// Returns a truth value, as [`Keys::float`] does.
     pub(super) fn flag(&self, gguf: &str, config: &str) -> Result<Option<bool>, ModelError> {
         let Some(key) = self.read(gguf, config) else { return Ok(None) };

@@ -93,7 +93,9 @@ impl Hyperparameters {
             format!("{value} other than the key length")
         } else if metadata.find::<bool>(&causal)? == Some(false) {
             format!("attention to later tokens ({causal})")
-        } else if metadata.find::<u32>(&experts)?.is_some_and(|experts| experts > 0) {
+        } else if self.extras.experts.is_none()
+            && metadata.find::<u32>(&experts)?.is_some_and(|count| count > 0)
+        {
             format!("a mixture of experts ({experts})")
         } else {
             return Ok(());

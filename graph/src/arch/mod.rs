@@ -3,21 +3,30 @@
 mod architecture;
 mod bitnet;
 mod command_r;
+mod ernie4_5_moe;
+mod experts;
 mod extras;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod granite;
+mod granite_moe;
 pub(crate) mod hyperparameters;
 mod keys;
 mod llama;
 mod metadata;
+mod minimax_m2;
 mod mistral;
+mod mixtral;
 mod names;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 pub(crate) mod rope;
 mod rope_scaling;
 mod smollm3;
@@ -25,6 +34,7 @@ mod starcoder2;
 mod transformer;
 
 pub use architecture::Architecture;
+pub use experts::Experts;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
@@ -32,12 +42,12 @@ pub use rope_scaling::{RopeScaling, RopeScalingError};
 
 pub(crate) use hyperparameters::positive;
 pub(crate) use keys::Keys;
-pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived};
+pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unneeded, layer_of};
 
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 15] = [
+pub static ARCHITECTURES: [&Architecture; 23] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -53,6 +63,14 @@ pub static ARCHITECTURES: [&Architecture; 15] = [
     &glm4::GLM4,
     &command_r::COMMAND_R,
     &starcoder2::STARCODER2,
+    &mixtral::MIXTRAL,
+    &qwen2_moe::QWEN2_MOE,
+    &qwen3_moe::QWEN3_MOE,
+    &olmoe::OLMOE,
+    &granite_moe::GRANITE_MOE,
+    &glm4_moe::GLM4_MOE,
+    &minimax_m2::MINIMAX_M2,
+    &ernie4_5_moe::ERNIE4_5_MOE,
 ];
 
 impl Architecture {

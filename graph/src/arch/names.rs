@@ -1,5 +1,5 @@
 //! Names of tensors in the graph and in checkpoints. The graph uses the GGUF names. `N` stands for the layer
-//! number.
+//! number, and `M` for the number of an expert.
 
 use std::borrow::Cow;
 
@@ -60,6 +60,45 @@ pub(super) const FUSED_GATED: &[Names] = &[
     ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
 ];
 
+/// Names of the tensors of a mixture of experts. Checkpoints have the tensors of each expert, or those of all experts in
+/// one tensor.
+pub(super) const EXPERTS: &[Names] = &[
+    ("blk.N.ffn_gate_inp.weight", "model.layers.N.mlp.gate.weight"),
+    ("blk.N.ffn_gate.M.weight", "model.layers.N.mlp.experts.M.gate_proj.weight"),
+    ("blk.N.ffn_up.M.weight", "model.layers.N.mlp.experts.M.up_proj.weight"),
+    ("blk.N.ffn_down.M.weight", "model.layers.N.mlp.experts.M.down_proj.weight"),
+    ("blk.N.ffn_gate_up_exps.weight", "model.layers.N.mlp.experts.gate_up_proj"),
+    ("blk.N.ffn_down_exps.weight", "model.layers.N.mlp.experts.down_proj"),
+];
+
+/// Names of the tensors of a mixture of experts in checkpoints of Mixtral and others.
+pub(super) const MIXTRAL_EXPERTS: &[Names] = &[
+    ("blk.N.ffn_gate_inp.weight", "model.layers.N.block_sparse_moe.gate.weight"),
+    ("blk.N.ffn_gate.M.weight", "model.layers.N.block_sparse_moe.experts.M.w1.weight"),
+    ("blk.N.ffn_down.M.weight", "model.layers.N.block_sparse_moe.experts.M.w2.weight"),
+    ("blk.N.ffn_up.M.weight", "model.layers.N.block_sparse_moe.experts.M.w3.weight"),
+];
+
+/// Names of the network beside the experts that all tokens use.
+pub(super) const SHARED_EXPERTS: &[Names] = &[
+    ("blk.N.ffn_gate_shexp.weight", "model.layers.N.mlp.shared_experts.gate_proj.weight"),
+    ("blk.N.ffn_up_shexp.weight", "model.layers.N.mlp.shared_experts.up_proj.weight"),
+    ("blk.N.ffn_down_shexp.weight", "model.layers.N.mlp.shared_experts.down_proj.weight"),
+];
+
+/// Names of further tensors in layers that predict further tokens. These layers are not read.
+pub(super) const PREDICTORS: &[Names] = &[
+    ("blk.N.nextn.eh_proj.weight", "model.layers.N.eh_proj.weight"),
+    ("blk.N.nextn.enorm.weight", "model.layers.N.enorm.weight"),
+    ("blk.N.nextn.hnorm.weight", "model.layers.N.hnorm.weight"),
+    ("blk.N.nextn.embed_tokens.weight", "model.layers.N.embed_tokens.weight"),
+    ("blk.N.nextn.shared_head_norm.weight", "model.layers.N.shared_head.norm.weight"),
+    ("blk.N.nextn.shared_head_head.weight", "model.layers.N.shared_head.head.weight"),
+];
+
+/// Starts of names of tensors that predict further tokens, in checkpoints that hold them apart from the layers.
+const OTHER_PREDICTORS: [&str; 2] = ["mtp.", "model.mtp_"];
+
 /// Names of RoPE frequencies. Some checkpoints contain them, although they follow from the hyperparameters.
 const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
@@ -80,18 +119,31 @@ pub(super) fn in_text_part(name: &str) -> Option<Cow<'_, str>> {
     Some(if inner == name { rest.into() } else { format!("model.{rest}").into() })
 }
 
-/// Returns whether the hyperparameters determine the tensor that checkpoints call `name`.
-pub(crate) fn is_derived(name: &str) -> bool {
+/// Returns whether a model computes its logits without the tensor that checkpoints call `name`: the hyperparameters
+/// determine it, or it predicts further tokens.
+pub(crate) fn is_unneeded(name: &str) -> bool {
     DERIVED.iter().any(|derived| renamed(name, derived, derived).is_some())
+        || OTHER_PREDICTORS.iter().any(|start| name.starts_with(start))
 }
 
-/// If `name` matches the pattern `from`, returns `to` with the same layer number. Accepts only canonical
-/// numbers, so that two names cannot denote the same tensor.
+/// Returns the number of the layer of the tensor `name` of a graph, if it is in a layer.
+pub(crate) fn layer_of(name: &str) -> Option<u32> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
+/// If `name` matches the pattern `from`, returns `to` with the same numbers of the layer and of the expert. Accepts only
+/// canonical numbers, so that two names cannot denote the same tensor.
 fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
-    let Some((before, after)) = from.split_once('N') else { return (name == from).then(|| to.into()) };
-    let layer = name.strip_prefix(before)?.strip_suffix(after)?;
-    let number = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
-    Some(to.replacen('N', &number.to_string(), 1))
+    let (mut name, mut from, mut to) = (name, from, to.to_owned());
+    for mark in ['N', 'M'] {
+        let Some((before, after)) = from.split_once(mark) else { continue };
+        let rest = name.strip_prefix(before)?;
+        let (number, rest) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
+        number.parse::<u32>().ok().filter(|parsed| parsed.to_string() == number)?;
+        to = to.replacen(mark, number, 1);
+        (name, from) = (rest, after);
+    }
+    (name == from).then_some(to)
 }
 
 /// Returns the graph's name for a tensor of a checkpoint, if one of the tables contains the tensor.
@@ -114,7 +166,8 @@ mod tests {
     fn names_map_in_both_directions() {
         for architecture in ARCHITECTURES {
             for (ours, theirs) in architecture.tensors.iter().copied().flatten() {
-                let [ours, theirs] = [ours, theirs].map(|name| name.replacen('N', "17", 1));
+                let [ours, theirs] =
+                    [ours, theirs].map(|name| name.replacen('N', "17", 1).replacen('M', "3", 1));
                 assert_eq!(in_graph(architecture.tensors, &theirs).as_ref(), Some(&ours));
                 assert_eq!(in_checkpoint(architecture.tensors, &ours), theirs);
             }
@@ -133,6 +186,10 @@ mod tests {
         ] {
             assert_eq!(in_graph(&[COMMON], other), None, "{other}");
         }
+        for other in ["0.experts.-1", "0.experts.01", "0.experts.", "0.experts.M", "0.experts.1.2"] {
+            let name = format!("model.layers.{}.up_proj.weight", other.replacen("0.", "0.mlp.", 1));
+            assert_eq!(in_graph(&[EXPERTS], &name), None, "{name}");
+        }
         assert_eq!(in_checkpoint(&[COMMON], "rope_freqs.weight"), "rope_freqs.weight");
         for (name, text) in [
             ("model.norm.weight", Some("model.norm.weight")),
@@ -144,8 +201,9 @@ mod tests {
         ] {
             assert_eq!(in_text_part(name).as_deref(), text, "{name}");
         }
-        assert!(is_derived("model.layers.0.self_attn.rotary_emb.inv_freq"));
-        assert!(is_derived("model.rotary_emb.inv_freq"));
-        assert!(!is_derived("model.layers.x.self_attn.rotary_emb.inv_freq"));
+        assert!(is_unneeded("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(is_unneeded("model.rotary_emb.inv_freq"));
+        assert!(is_unneeded("mtp.layers.0.fc.weight") && is_unneeded("model.mtp_block.0.mlp.up_proj.weight"));
+        assert!(!is_unneeded("model.layers.x.self_attn.rotary_emb.inv_freq"));
     }
 }

@@ -23,11 +23,15 @@ pub(super) static QWEN2: Architecture = Architecture {
 /// Reads the window. In checkpoints, layers from `max_window_layers` on attend to it, if the list of layers
 /// does not say otherwise, and `use_sliding_window` must allow it.
 pub(super) fn window(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    let is_on = keys.flag("", "use_sliding_window")?.unwrap_or(false);
+    if keys.config().is_some() && !is_on {
+        // The size may then be 0.
+        ["sliding_window", "layer_types"].into_iter().for_each(|key| keys.mark(key));
+        return Ok(());
+    }
     keys.window(h, 0)?;
     let Some(config) = keys.config() else { return Ok(()) };
-    if !keys.flag("", "use_sliding_window")?.unwrap_or(false) {
-        (h.extras.window, h.extras.windowed_layers) = (None, LayerSet::None);
-    } else if config.find("layer_types").is_none() {
+    if config.find("layer_types").is_none() {
         let full = config.find_whole("max_window_layers")?.unwrap_or(28);
         h.extras.windowed_layers = h.extras.window.map_or(LayerSet::None, |_| LayerSet::From(full));
     }

@@ -4,6 +4,7 @@
 //! another. The graph divides the stream by one of them instead, its *unit*. This leaves the results of
 //! norms unchanged if ε is divided by the square of the unit.
 
+use super::experts::Experts;
 use super::hyperparameters::Hyperparameters;
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use super::rope::{Rope, RopeFactors};
@@ -21,6 +22,8 @@ pub(super) struct Layer {
     pub(super) feed_forward: FeedForward,
     pub(super) norms: Norms,
     pub(super) norm_kind: NormKind,
+    /// Name of the norm before the feed-forward network.
+    pub(super) ffn_norm: &'static str,
     /// Whether both halves read the same norm. The second half is then part of the first.
     pub(super) is_parallel: bool,
 }
@@ -77,6 +80,8 @@ pub(super) struct FeedForward {
     pub(super) bias: bool,
     /// Whether a norm precedes the down projection.
     pub(super) sub_norm: bool,
+    /// Mixture of experts that replaces the network.
+    pub(super) experts: Option<Experts>,
 }
 
 impl Layer {
@@ -112,9 +117,11 @@ impl Layer {
                 is_fused: false,
                 bias: h.extras.feed_forward_bias,
                 sub_norm: false,
+                experts: h.extras.experts.filter(|_| h.extras.expert_layers.contains(index)),
             },
             norms: Norms::Before,
             norm_kind: NormKind::Rms,
+            ffn_norm: "ffn_norm",
             is_parallel: false,
         }
     }
@@ -130,6 +137,9 @@ pub(super) fn build(
 ) -> Result<(), ModelError> {
     let first = layer(h, 0);
     let extras = &h.extras;
+    if extras.has_predictors {
+        b.skip_layers_from(h.layers);
+    }
     // The weights of norms after each half can contain the factor of what the half adds.
     let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
     let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
@@ -157,7 +167,7 @@ pub(super) fn build(
         }
         builder.b.next_segment();
         if parallel.is_none() {
-            let normed = builder.norm_before(layer, x, &format!("blk.{index}.ffn_norm"))?;
+            let normed = builder.norm_before(layer, x, &format!("blk.{index}.{}", layer.ffn_norm))?;
             x = builder.feed_forward(layer, x, normed, index)?;
         }
     }
@@ -262,7 +272,12 @@ impl Halves<'_, '_, '_> {
         normed: NodeIndex,
         index: u32,
     ) -> Result<NodeIndex, ModelError> {
-        let FeedForward { hidden, function, has_gate, is_fused, bias, sub_norm } = layer.feed_forward;
+        let FeedForward { hidden, function, has_gate, is_fused, bias, sub_norm, experts } =
+            layer.feed_forward;
+        if let Some(experts) = experts {
+            let y = self.experts(normed, index, &experts, function)?;
+            return Ok(self.b.add_residual(x, y));
+        }
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         let biases = |part: &str| if bias { vec![format!("blk.{index}.{part}.bias")] } else { vec![] };
         let mut inner = if !has_gate {
@@ -286,6 +301,34 @@ impl Halves<'_, '_, '_> {
             y = self.norm_after(y, &name("post_ffw_norm"))?;
         }
         Ok(self.b.add_residual(x, y))
+    }
+
+    /// Adds a mixture of experts.
+    fn experts(
+        &mut self,
+        normed: NodeIndex,
+        index: u32,
+        experts: &Experts,
+        function: Function,
+    ) -> Result<NodeIndex, ModelError> {
+        let (name, width) = (|part: &str| format!("blk.{index}.{part}.weight"), self.h.width);
+        let logits = self.b.matmul(normed, &name("ffn_gate_inp"), experts.count)?;
+        let biases = format!("blk.{index}.exp_probs_b.bias");
+        let route = self.b.route(logits, experts.choice, &biases)?;
+        let gate_up = self.b.expert_gate_up(normed, route, index, experts.count, experts.feed_forward)?;
+        let inner = self.b.gate(gate_up, function);
+        let y = self.b.expert_down(inner, route, index, experts.count, width)?;
+        let Some(hidden) = experts.shared else { return Ok(y) };
+        let weights = [(&*name("ffn_gate_shexp"), hidden), (&*name("ffn_up_shexp"), hidden)];
+        let gate_up = self.b.joint_matmul(normed, &weights, &[])?;
+        let inner = self.b.gate(gate_up, function);
+        let shared = self.b.matmul(inner, &name("ffn_down_shexp"), width)?;
+        if !experts.shared_gate {
+            return Ok(self.b.add_residual(y, shared));
+        }
+        let factor = self.b.matmul(normed, &name("ffn_gate_inp_shexp"), 1)?;
+        let factor = self.b.unary(factor, ragtag_kernels::unary::Function::Sigmoid);
+        Ok(self.b.add_scaled(y, shared, factor))
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) use files::{
     SENTENCEPIECE, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
 };
 
-use crate::arch::{Architecture, HEAD, Hyperparameters, is_derived};
+use crate::arch::{Architecture, HEAD, Hyperparameters, is_unneeded};
 use crate::error::{ModelError, Quoted};
 use crate::safetensors;
 use crate::source::{Directory, Source};
@@ -71,7 +71,7 @@ fn tensors(
         let Some(name) = architecture.name_in_text_part(&tensor.name) else { continue };
         match architecture.name_in_graph(&name) {
             Some(name) => tensors.push(quantized.add(tensor, name, sources)?),
-            None if is_derived(&name) => {}
+            None if is_unneeded(&name) => {}
             None => others.push(tensor),
         }
     }

@@ -108,6 +108,27 @@ impl Lower for Add {
     }
 }
 
+/// Product of each row of the first input and its number, the only column of the second input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaleRows;
+
+impl Lower for ScaleRows {
+    fn inputs(&self) -> &'static [&'static [u8]] {
+        &[&[0, 1]]
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        work.columns(1, 0)
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let constants = product([site.rows, site.output.width], [1, 0]);
+        let mut call = site.call(Kernel::Binary, constants);
+        call.arguments.insert(1, site.inputs[1].expect("a number for each row").argument);
+        vec![call]
+    }
+}
+
 /// Conversion of the input to int8 or f16 activations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantize {

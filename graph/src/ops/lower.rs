@@ -4,6 +4,7 @@
 use super::kv::{CacheUse, Heads};
 use super::weight::Weight;
 use crate::program::StageBuffer;
+use crate::segment::ExpertReads;
 use crate::weights::Weights;
 use ragtag_kernels::params::ParamsShape;
 use ragtag_kernels::{Activations, Kernel, KvType, TensorType};
@@ -123,6 +124,8 @@ pub(crate) struct Cost {
     pub value_bytes_per_position: u64,
     /// Number of positions to which a row attends. `None` stands for all positions.
     pub window: Option<u32>,
+    /// Weights of experts, which are not part of `read_bytes`.
+    pub experts: Option<ExpertReads>,
 }
 
 impl std::iter::Sum for Cost {
@@ -134,6 +137,7 @@ impl std::iter::Sum for Cost {
             kv_bytes_per_position: a.kv_bytes_per_position + b.kv_bytes_per_position,
             value_bytes_per_position: a.value_bytes_per_position + b.value_bytes_per_position,
             window: a.window.or(b.window),
+            experts: ExpertReads::sum(a.experts, b.experts),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod kv;
 mod lower;
 mod matmul;
@@ -85,6 +86,10 @@ operators! {
     "attention-merge" attention::AttentionMerge;
     "silu-mul" elementwise::SiluMul;
     "add" elementwise::Add;
+    "scale-rows" elementwise::ScaleRows;
+    "expert-route" experts::ExpertRoute;
+    "expert-matmul" experts::ExpertMatMul;
+    "expert-combine" experts::ExpertCombine;
 }
 
 impl Operator {

@@ -42,7 +42,8 @@ impl Weight {
     /// Returns the name of the buffer.
     pub(crate) fn name(&self) -> String {
         match self {
-            Self::Matrix(_) | Self::Vector { .. } | Self::Pair { .. } => self.tensors().join(" + "),
+            Self::Matrix(stack) => stack.name(),
+            Self::Vector { .. } | Self::Pair { .. } => self.tensors().join(" + "),
             Self::Frequencies(rope) => format!("rotary frequencies: {rope}"),
             Self::Factors(factors) => match factors[..] {
                 [(factor, _)] => format!("factor {factor}"),

@@ -16,7 +16,13 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
         let mut readers: BTreeMap<(Activations, usize), Vec<NodeIndex>> = BTreeMap::new();
         for (consumer, input) in graph.consumers(source) {
             let node = graph.node(consumer);
-            if let (Operator::MatMul(MatMul { weights, .. }), 0) = (&node.operator, input) {
+            // A rounded logit may choose another expert.
+            let chooses = |(reader, _): &(NodeIndex, u8)| {
+                matches!(graph.node(*reader).operator, Operator::ExpertRoute(_))
+            };
+            if let (Operator::MatMul(MatMul { weights, .. }), 0) = (&node.operator, input)
+                && !graph.consumers(consumer).iter().any(chooses)
+            {
                 readers.entry((form(weights, node.rows), node.segment)).or_default().push(consumer);
             }
         }

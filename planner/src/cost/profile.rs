@@ -10,7 +10,7 @@
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::time::BatchShape;
-use ragtag_graph::{Segment, SegmentKind};
+use ragtag_graph::{ExpertReads, Segment, SegmentKind};
 use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +136,9 @@ pub struct SegmentKey {
     /// types.
     pub read_bytes: u64,
     /// The field of the same name in [`Segment`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReads>,
+    /// The field of the same name in [`Segment`].
     pub read_bytes_per_row: u64,
     /// The field of the same name in [`Segment`].
     pub kv_bytes_per_position: u64,
@@ -216,6 +219,7 @@ impl From<&Segment> for SegmentKey {
             flops_per_row: segment.flops_per_row,
             flops_per_row_position: segment.flops_per_row_position,
             read_bytes: segment.read_bytes,
+            experts: segment.experts,
             read_bytes_per_row: segment.read_bytes_per_row,
             kv_bytes_per_position: segment.kv_bytes_per_position,
             window: segment.window,
@@ -245,6 +249,7 @@ impl SegmentKey {
         let rows = f64::from(at.rows);
         // All rows of a sequence in a micro-batch share one read of the sequence's keys and values.
         let bytes = self.read_bytes as f64
+            + self.experts.map_or(0.0, |experts| experts.bytes_of(at.rows))
             + rows * self.read_bytes_per_row as f64
             + f64::from(at.sequences) * at.positions * self.kv_bytes_per_position as f64;
         let flops = rows * (self.flops_per_row as f64 + at.positions * self.flops_per_row_position as f64);

@@ -23,6 +23,7 @@ fn segment(kind: SegmentKind) -> Segment {
         flops_per_row: 2_000_000,
         flops_per_row_position: if attends { 1_000 } else { 0 },
         read_bytes: 1_000_000,
+        experts: None,
         read_bytes_per_row: 100,
         kv_bytes_per_position: if attends { 512 } else { 0 },
         value_bytes_per_position: if attends { 256 } else { 0 },

@@ -17,6 +17,7 @@ fn segment(kind: SegmentKind, tensors: &[(&str, u64)]) -> Segment {
         flops_per_row: 2_000_000,
         flops_per_row_position: 1_000,
         read_bytes: 1_000_000,
+        experts: None,
         read_bytes_per_row: 100,
         kv_bytes_per_position: 512,
         value_bytes_per_position: 256,

@@ -16,6 +16,7 @@ fn segment(kind: SegmentKind) -> Segment {
         flops_per_row: 2_000_000,
         flops_per_row_position: 0,
         read_bytes: 1_000_000,
+        experts: None,
         read_bytes_per_row: 0,
         kv_bytes_per_position: 0,
         value_bytes_per_position: 0,

@@ -123,6 +123,7 @@ fn segment(kind: SegmentKind) -> Segment {
         flops_per_row,
         flops_per_row_position: 1_000,
         read_bytes,
+        experts: None,
         read_bytes_per_row: 100_000,
         kv_bytes_per_position: if kind == SegmentKind::Block { 4096 } else { 0 },
         value_bytes_per_position: if kind == SegmentKind::Block { 2048 } else { 0 },

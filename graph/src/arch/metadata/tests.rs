@@ -214,7 +214,7 @@ fn rejects_inconsistent_values() {
     assert!(fails("attention.value_length", 8).contains("attention.value_length other than the key length"));
     let message = with("attention.causal", false).unwrap_err().to_string();
     assert!(message.contains("attention to later tokens (llama.attention.causal)"), "{message}");
-    assert!(fails("expert_count", 1).contains("a mixture of experts (llama.expert_count)"));
+    assert!(fails("expert_count", 1).contains("llama.expert_used_count"));
 }
 
 #[test]

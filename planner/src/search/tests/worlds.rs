@@ -16,6 +16,7 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
         flops_per_row: weights.saturating_mul(4),
         flops_per_row_position: 512,
         read_bytes: weights,
+        experts: None,
         read_bytes_per_row: 1024,
         kv_bytes_per_position: 1024,
         value_bytes_per_position: 512,

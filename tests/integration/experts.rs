@@ -1,0 +1,544 @@
+//! Tests mixtures of experts. The expected logits are those of `transformers` in float64, which
+//! `tests/support/golden/experts.py` wrote. The weights follow from a formula.
+
+use crate::gpus::{LAVAPIPE, POCL, gpus_and};
+use crate::support::{
+    Setup, block_on, engine, feed_forward_apart, greedy, listen, ragtag, read_json, relative_error,
+};
+use ragtag::{Granularity, Model, Prompt};
+use ragtag_graph::gguf::Writer;
+use ragtag_kernels::{Activations, NumericsClass, TensorType};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use tempfile::TempDir;
+
+/// Shape and values of tensors, by name.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+struct Golden {
+    /// Class of `transformers`, without its ending.
+    name: String,
+    config: Value,
+    ids: Vec<u32>,
+    /// Logits of the last id.
+    logits: Vec<f32>,
+    tensors: Tensors,
+}
+
+fn golden() -> Vec<Golden> {
+    let all = read_json(&test_support::golden("experts.json"));
+    let golden = |(name, of_model): (&String, &Value)| {
+        let shapes: BTreeMap<String, Vec<usize>> =
+            serde_json::from_value(of_model["shapes"].clone()).unwrap();
+        // The embedding may also serve as the head.
+        let is_tied = of_model["config"]["tie_word_embeddings"] == json!(true);
+        let numbered = shapes.into_iter().enumerate();
+        let own = numbered.filter(|(_, (key, _))| !(is_tied && key == "lm_head.weight"));
+        let tensors = own.map(|(tensor, (key, shape))| {
+            let values = (0..shape.iter().product()).map(|at| weight(tensor, at, &key)).collect();
+            (key, (shape, values))
+        });
+        Golden {
+            name: name.clone(),
+            config: of_model["config"].clone(),
+            ids: serde_json::from_value(of_model["ids"].clone()).unwrap(),
+            logits: serde_json::from_value(of_model["logits"].clone()).unwrap(),
+            tensors: tensors.collect(),
+        }
+    };
+    all.as_object().unwrap().iter().map(golden).collect()
+}
+
+/// Returns weight number `at` of a tensor. All types without blocks hold it exactly.
+fn weight(tensor: usize, at: usize, key: &str) -> f32 {
+    let value = (((at + 1) * 7919 + (tensor + 1) * 104_729) % 65_537 % 257) as i32 - 128;
+    if key.ends_with("norm.weight") {
+        return 1.0 + value.div_euclid(2) as f32 / 128.0;
+    }
+    let is_router = ["mlp.gate.weight", "router.weight"].iter().any(|end| key.ends_with(end));
+    let divisor = if key.ends_with("e_score_correction_bias") { 256.0 } else { 512.0 };
+    value as f32 / if is_router { 128.0 } else { divisor }
+}
+
+/// Returns the bytes of values of a type.
+fn bytes_of(tensor_type: TensorType, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; tensor_type.bytes(values.len() as u64).unwrap() as usize];
+    ragtag_kernels::blocks::quantise(tensor_type, values, &mut bytes).unwrap();
+    bytes
+}
+
+/// Returns the models of this file, each with whether a GGUF file or a directory holds it.
+pub fn verified() -> Vec<(Model, bool)> {
+    let opened = |golden: Golden| {
+        let (_file, gguf) = golden.open_gguf(TensorType::F32);
+        let (_folder, directory) = golden.open(&golden.published(), TensorType::F32);
+        [(gguf, true), (directory, false)]
+    };
+    golden().into_iter().flat_map(opened).collect()
+}
+
+impl Golden {
+    /// Returns the tensors with the names and shapes of a published checkpoint, in which each expert has its own.
+    fn published(&self) -> Tensors {
+        let is_mixtral = ["Mixtral", "MiniMaxM2"].contains(&&*self.name);
+        let mut out = BTreeMap::new();
+        for (key, (shape, values)) in &self.tensors {
+            let Some((layer, part)) = key.split_once("mlp.experts.") else {
+                let mut key = key.clone();
+                for (from, to) in [
+                    ("router.weight", "router.layer.weight"),
+                    ("moe.experts.gate_up_proj", "moe.input_linear.weight"),
+                    ("moe.experts.down_proj", "moe.output_linear.weight"),
+                    ("gate.moe_statics.", "moe_statics."),
+                    ("mlp.gate.weight", "block_sparse_moe.gate.weight"),
+                    ("mlp.e_score", "block_sparse_moe.e_score"),
+                ] {
+                    if is_mixtral || !to.starts_with("block_sparse_moe.") {
+                        key = key.replace(from, to);
+                    }
+                }
+                out.insert(key, (shape.clone(), values.clone()));
+                continue;
+            };
+            let parts: &[&str] = match (part, is_mixtral) {
+                ("gate_up_proj", true) => &["w1", "w3"],
+                ("gate_up_proj", false) => &["gate_proj", "up_proj"],
+                (_, true) => &["w2"],
+                (_, false) => &["down_proj"],
+            };
+            let block = if is_mixtral { "block_sparse_moe" } else { "mlp" };
+            let (rows, columns) = (shape[1] / parts.len(), shape[2]);
+            for (at, values) in values.chunks_exact(rows * columns).enumerate() {
+                let (expert, part) = (at / parts.len(), parts[at % parts.len()]);
+                let key = format!("{layer}{block}.experts.{expert}.{part}.weight");
+                out.insert(key, (vec![rows, columns], values.to_vec()));
+            }
+        }
+        out
+    }
+
+    /// Writes a model directory with weights of this type, and opens it.
+    fn open(&self, tensors: &Tensors, tensor_type: TensorType) -> (TempDir, Model) {
+        let folder = self.write(tensors, tensor_type);
+        let model = Model::open(folder.path()).unwrap();
+        (folder, model)
+    }
+
+    /// Writes a model directory with weights of this type.
+    fn write(&self, tensors: &Tensors, tensor_type: TensorType) -> TempDir {
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, (shape, values)) in tensors {
+            let bytes = bytes_of(tensor_type, values);
+            let ends = [data.len(), data.len() + bytes.len()];
+            let dtype = tensor_type.to_string();
+            header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": ends }));
+            data.extend(bytes);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let header = Value::Object(header).to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        folder
+    }
+
+    /// Writes a GGUF file whose experts have this type, and opens it. All other weights are f32.
+    fn open_gguf(&self, tensor_type: TensorType) -> (TempDir, Model) {
+        let (mut writer, mut data) = (Writer::new(), Vec::new());
+        self.put_metadata(&mut writer);
+        for (key, (shape, values)) in &self.tensors {
+            for (name, shape, values) in self.gguf_tensors(key, shape, values) {
+                let is_expert = name.contains("_exps.");
+                let tensor_type = if is_expert { tensor_type } else { TensorType::F32 };
+                let (bytes, sizes) =
+                    (bytes_of(tensor_type, &values), shape.iter().rev().map(|size| *size as u64));
+                writer.tensor(&name, tensor_type, &sizes.collect::<Vec<_>>(), bytes.len() as u64);
+                data.extend_from_slice(&bytes);
+                data.resize(data.len() + writer.padding(bytes.len() as u64) as usize, 0);
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("m.gguf");
+        std::fs::write(&file, [writer.header(), data].concat()).unwrap();
+        let model = Model::open(file).unwrap();
+        (folder, model)
+    }
+
+    fn put_metadata(&self, writer: &mut Writer) {
+        let architecture = match &*self.name {
+            "Mixtral" => "llama",
+            "Qwen2Moe" => "qwen2moe",
+            "Qwen3Moe" => "qwen3moe",
+            "Olmoe" => "olmoe",
+            "GraniteMoe" => "granitemoe",
+            "Glm4Moe" => "glm4moe",
+            "MiniMaxM2" => "minimax-m2",
+            _ => "ernie4_5-moe",
+        };
+        writer.put("general.architecture", architecture);
+        let count = |key: &str| self.config[key].as_u64().map(|count| count as u32);
+        let keys: [(&str, &[&str]); 17] = [
+            ("block_count", &["num_hidden_layers"]),
+            ("context_length", &["max_position_embeddings"]),
+            ("embedding_length", &["hidden_size"]),
+            ("feed_forward_length", &["intermediate_size"]),
+            ("attention.head_count", &["num_attention_heads"]),
+            ("attention.head_count_kv", &["num_key_value_heads"]),
+            ("attention.key_length", &["head_dim"]),
+            ("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]),
+            ("expert_used_count", &["num_experts_per_tok", "moe_k"]),
+            ("expert_feed_forward_length", &["moe_intermediate_size"]),
+            ("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]),
+            ("expert_shared_count", &["n_shared_experts", "moe_num_shared_experts"]),
+            ("expert_group_count", &["n_group"]),
+            ("expert_group_used_count", &["topk_group"]),
+            ("leading_dense_block_count", &["first_k_dense_replace", "moe_layer_start_index"]),
+            ("interleave_moe_layer_step", &["moe_layer_interval"]),
+            ("rope.dimension_count", &["rotary_dim"]),
+        ];
+        for (key, fields) in keys {
+            if let Some(count) = fields.iter().find_map(|field| count(field)) {
+                writer.put(&format!("{architecture}.{key}"), count);
+            }
+        }
+        let float = |value: &Value| value.as_f64().unwrap() as f32;
+        let epsilon = float(&self.config["rms_norm_eps"]);
+        writer.put(&format!("{architecture}.attention.layer_norm_rms_epsilon"), epsilon);
+        let base = float(&self.config["rope_parameters"]["rope_theta"]);
+        writer.put(&format!("{architecture}.rope.freq_base"), base);
+        for (key, field) in [
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("attention.scale", "attention_multiplier"),
+            ("logit_scale", "logits_scaling"),
+            ("expert_weights_scale", "routed_scaling_factor"),
+        ] {
+            if self.config[field].is_number() {
+                writer.put(&format!("{architecture}.{key}"), float(&self.config[field]));
+            }
+        }
+        if self.name == "Glm4Moe" {
+            writer.put("glm4moe.expert_weights_norm", true);
+            writer.put("glm4moe.expert_gating_func", 2u32);
+            writer.put("glm4moe.rope.dimension_count", 16u32);
+        }
+    }
+
+    /// Returns the tensors of a GGUF file that hold a tensor of the model.
+    fn gguf_tensors(
+        &self,
+        key: &str,
+        shape: &[usize],
+        values: &[f32],
+    ) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        let one = |name: String, values: Vec<f32>| vec![(name, shape.to_vec(), values)];
+        let Some(rest) = key.strip_prefix("model.layers.") else {
+            let name = match key {
+                "lm_head.weight" => "output.weight",
+                "model.norm.weight" => "output_norm.weight",
+                _ => "token_embd.weight",
+            };
+            return one(name.into(), values.to_vec());
+        };
+        let rest = rest.replace("block_sparse_moe.", "mlp.").replace("router.weight", "gate.weight");
+        let (layer, part) = rest.split_once('.').unwrap();
+        let blk = |part: &str| format!("blk.{layer}.{part}");
+        if part == "mlp.experts.gate_up_proj" {
+            let (half, rows) = (shape[1] / 2 * shape[2], vec![shape[0], shape[1] / 2, shape[2]]);
+            let part =
+                |first: usize| values.chunks_exact(half).skip(first).step_by(2).flatten().copied().collect();
+            let names = ["ffn_gate_exps.weight", "ffn_up_exps.weight"];
+            return names
+                .into_iter()
+                .enumerate()
+                .map(|(i, name)| (blk(name), rows.clone(), part(i)))
+                .collect();
+        }
+        if part.ends_with("e_score_correction_bias") {
+            return vec![(blk("exp_probs_b.bias"), vec![values.len()], values.to_vec())];
+        }
+        let ffn_norm = if self.name == "Glm4Moe" { "post_attention_norm" } else { "ffn_norm" };
+        let names = [
+            ("input_layernorm", "attn_norm"),
+            ("post_attention_layernorm", ffn_norm),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+            ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("self_attn.q_norm", "attn_q_norm"),
+            ("self_attn.k_norm", "attn_k_norm"),
+            ("mlp.gate", "ffn_gate_inp"),
+            ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+            ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+            ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ];
+        let (stem, end) = ["weight", "bias"]
+            .into_iter()
+            .find_map(|end| Some((part.strip_suffix(end)?.strip_suffix('.')?, format!(".{end}"))))
+            .unwrap_or((part, String::new()));
+        let (_, name) = names.iter().find(|(theirs, _)| *theirs == stem).unwrap_or_else(|| panic!("{key}"));
+        let name = blk(&format!("{name}{end}"));
+        if part.contains("shared_expert_gate") {
+            // A GGUF file has a vector.
+            return vec![(name, vec![values.len()], values.to_vec())];
+        }
+        let rotates = ["self_attn.q_proj", "self_attn.k_proj"].contains(&stem)
+            && ["Mixtral", "GraniteMoe"].contains(&&*self.name);
+        let heads = self.config
+            [if stem.contains("q_proj") { "num_attention_heads" } else { "num_key_value_heads" }]
+        .as_u64()
+        .unwrap() as usize;
+        one(name, if rotates { interleaved(values, heads, shape[1]) } else { values.to_vec() })
+    }
+
+    fn check(&self, model: &Model, setup: &Setup<'_>, what: &str) {
+        let logits = block_on(engine(model, setup).session().logits(&self.ids)).unwrap();
+        let error = relative_error(&logits[logits.len() - self.logits.len()..], &self.logits);
+        let class =
+            if setup.activations == Activations::F32 { NumericsClass::Exact } else { NumericsClass::Fast };
+        println!("{}, {what}: relative error {error:.2e}", self.name);
+        assert!(error <= class.tolerance(), "{}, {what}: {error}", self.name);
+    }
+}
+
+/// Reorders the rows of each head such that RoPE pairs neighbouring rows instead of the halves of a head.
+fn interleaved(values: &[f32], heads: usize, columns: usize) -> Vec<f32> {
+    let rows: Vec<&[f32]> = values.chunks_exact(columns).collect();
+    let half = rows.len() / heads / 2;
+    let row = |at: usize| rows[at / (2 * half) * 2 * half + at % 2 * half + at % (2 * half) / 2];
+    (0..rows.len()).flat_map(|at| row(at).to_vec()).collect()
+}
+
+/// Returns the setup of one CPU device.
+fn setup() -> Setup<'static> {
+    Setup { context: 64, ..Setup::default() }
+}
+
+#[test]
+fn logits_of_experts_are_those_of_transformers() {
+    for golden in golden() {
+        for tensor_type in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+            let (_folder, model) = golden.open(&golden.published(), tensor_type);
+            let last = model.graph().segment_count() - 1;
+            golden.check(&model, &setup(), &format!("{tensor_type}"));
+            let split = format!("0-1=cpu:0,2-{last}=cpu:1");
+            let cut = Setup { chunk: 3, split: Some(&split), cpu_devices: 2, threads: 2, ..setup() };
+            golden.check(&model, &cut, &format!("{tensor_type}, two devices"));
+            for activations in [Activations::Int8, Activations::F16] {
+                golden.check(
+                    &model,
+                    &Setup { activations, ..setup() },
+                    &format!("{tensor_type}, {activations}"),
+                );
+            }
+        }
+        if ["Qwen2Moe", "Qwen3Moe", "Olmoe", "Glm4Moe"].contains(&&*golden.name) {
+            let (_folder, fused) = golden.open(&golden.tensors, TensorType::F32);
+            golden.check(&fused, &setup(), "all experts in one tensor");
+        }
+        let (_folder, gguf) = golden.open_gguf(TensorType::F32);
+        golden.check(&gguf, &setup(), "GGUF");
+    }
+}
+
+/// Checks that each cut gives the same logits bit for bit, also one between attention and the experts, and so do steps of one
+/// token.
+#[test]
+fn cuts_and_steps_do_not_change_the_logits_of_experts() {
+    for golden in golden() {
+        let (_folder, model) = golden.open_gguf(TensorType::Q8_0);
+        let halves = Setup { granularity: Granularity::HalfBlock, ..setup() };
+        let logits =
+            |setup: &Setup<'_>| block_on(engine(&model, setup).session().logits(&golden.ids)).unwrap();
+        let whole = logits(&halves);
+        for cut in 1..6 {
+            let last = 2 * model.hyperparameters().layers + 1;
+            let split = format!("0-{}=cpu:0,{cut}-{last}=cpu:1", cut - 1);
+            let setup = Setup { split: Some(&split), cpu_devices: 2, ..halves.clone() };
+            assert!(logits(&setup) == whole, "{}, cut {cut}", golden.name);
+        }
+        let steps = logits(&Setup { chunk: 1, ..setup() });
+        let error = relative_error(&steps, &whole);
+        assert!(error <= NumericsClass::Exact.tolerance(), "{}, one token at a time: {error}", golden.name);
+    }
+}
+
+#[test]
+fn greedy_tokens_of_experts_are_the_largest_logits_of_one_pass() {
+    for golden in golden() {
+        let (_folder, model) = golden.open_gguf(TensorType::F32);
+        let session = engine(&model, &setup()).session();
+        let stream = session.generate(Prompt::Tokens(&golden.ids), &greedy(8)).unwrap();
+        let generated = block_on(listen(stream)).unwrap().ids;
+        let ids = [&golden.ids[..], &generated].concat();
+        let logits = block_on(engine(&model, &setup()).session().logits(&ids)).unwrap();
+        let rows: Vec<&[f32]> = logits.chunks_exact(golden.logits.len()).collect();
+        for (step, id) in generated.iter().enumerate() {
+            assert_eq!(
+                crate::support::argmax(rows[golden.ids.len() + step - 1]),
+                *id,
+                "{}, {step}",
+                golden.name
+            );
+        }
+    }
+}
+
+/// Checks that each feature of a mixture changes the logits, so that these tests would find its absence.
+#[test]
+fn features_of_mixtures_change_the_logits() {
+    let error = |golden: &Golden, tensors: &BTreeMap<_, _>| {
+        let (_folder, model) = golden.open(tensors, TensorType::F32);
+        let logits = block_on(engine(&model, &setup()).session().logits(&golden.ids)).unwrap();
+        relative_error(&logits[logits.len() - golden.logits.len()..], &golden.logits)
+    };
+    for mut golden in golden() {
+        let mut tensors = golden.published();
+        if golden.name == "Qwen2Moe" {
+            let gates = tensors.iter_mut().filter(|(key, _)| key.ends_with("shared_expert_gate.weight"));
+            gates.for_each(|(_, (_, values))| values.fill(0.0));
+            assert!(error(&golden, &tensors) > 1e-3, "gate of the shared expert");
+        }
+        if let Some(flag) = golden.config["norm_topk_prob"].as_bool() {
+            golden.config["norm_topk_prob"] = json!(!flag);
+            assert!(error(&golden, &golden.published()) > 1e-3, "{}: sum of the weights", golden.name);
+        }
+    }
+}
+
+#[test]
+fn experts_run_on_every_device() {
+    for adapter in gpus_and(&[POCL, LAVAPIPE]) {
+        let label = adapter.label();
+        let types = [TensorType::F32, TensorType::F16, TensorType::BF16].into_iter().cycle();
+        for (golden, tensor_type) in golden().into_iter().zip(types) {
+            let (_folder, model) = golden.open(&golden.published(), tensor_type);
+            let setup = Setup { devices: &label, chunk: 5, ..setup() };
+            golden.check(&model, &setup, &format!("{tensor_type} on {label}"));
+            golden.check(
+                &model,
+                &Setup { chunk: 1, ..setup.clone() },
+                &format!("{tensor_type} on {label}, steps"),
+            );
+            let fast = Setup { activations: Activations::Int8, ..setup };
+            golden.check(&model, &fast, &format!("{tensor_type} on {label}, int8"));
+        }
+    }
+}
+
+#[test]
+fn layers_that_predict_further_tokens_are_not_read() {
+    let mut golden = golden().into_iter().find(|golden| golden.name == "Glm4Moe").unwrap();
+    let mut tensors = golden.published();
+    for (name, shape) in [("eh_proj", vec![64, 128]), ("enorm", vec![64]), ("self_attn.q_proj", vec![64, 64])]
+    {
+        let values = vec![0.5; shape.iter().product()];
+        tensors.insert(format!("model.layers.3.{name}.weight"), (shape, values));
+    }
+    tensors.insert("mtp.fc.weight".into(), (vec![64], vec![0.5; 64]));
+    let (_folder, model) = golden.open(&tensors, TensorType::F32);
+    golden.check(&model, &setup(), "with a layer that predicts further tokens");
+    golden.config["num_nextn_predict_layers"] = json!(0);
+    let folder = golden.write(&tensors, TensorType::F32);
+    let unknown = Model::open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(unknown.contains("model.layers.3."), "{unknown}");
+}
+
+/// Checks each model with its attention on one device and its experts on another, in both directions.
+#[test]
+fn experts_apart_from_attention_give_the_same_logits() {
+    for (turn, adapter) in gpus_and(&[POCL, LAVAPIPE]).into_iter().enumerate() {
+        let label = adapter.label();
+        let devices = format!("{label},cpu:0");
+        for (at, golden) in golden().into_iter().enumerate() {
+            let (_folder, model) = golden.open_gguf(TensorType::F32);
+            let on = if (turn + at) % 2 == 0 { [&*label, "cpu:0"] } else { ["cpu:0", &*label] };
+            let halves = 2 * model.hyperparameters().layers + 2;
+            let split = feed_forward_apart(on[0], on[1], halves);
+            let granularity = Granularity::HalfBlock;
+            let apart = Setup { devices: &devices, granularity, split: Some(&split), ..setup() };
+            golden.check(&model, &apart, &split);
+        }
+    }
+}
+
+#[test]
+fn pins_place_the_experts_of_blocks() {
+    let golden = golden().into_iter().find(|golden| golden.name == "Glm4Moe").unwrap();
+    let (folder, _) = golden.open_gguf(TensorType::F32);
+    let path = folder.path().join("m.gguf");
+    let path = path.to_str().unwrap();
+    let arguments =
+        ["plan", path, "--device", "cpu", "--cpu-devices", "2", "--ctx", "64", "--no-calibration"];
+    let stages = |pins: &[&str]| {
+        let output = ragtag().args(arguments).args(pins).arg("--json").assert().success();
+        let plan: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+        let stages = plan["stages"].as_array().unwrap().clone();
+        stages.iter().map(|stage| (stage["segments"].clone(), stage["device"].clone())).collect::<Vec<_>>()
+    };
+    // The first of three blocks has no experts. Segment 4 is the second feed-forward half, and 6 the third.
+    let apart = [(json!([0, 3]), "cpu:0"), (json!([4, 4]), "cpu:1"), (json!([5, 5]), "cpu:0")];
+    let with_last = [&apart[..], &[(json!([6, 6]), "cpu:1"), (json!([7, 7]), "cpu:0")]].concat();
+    let is = |found: Vec<(Value, Value)>, wanted: &[(Value, &str)]| {
+        let wanted: Vec<_> = wanted.iter().map(|(span, device)| (span.clone(), json!(device))).collect();
+        assert_eq!(found, wanted);
+    };
+    let rest = ["--pin", "0-1=cpu:0", "--pin", "5=cpu:0", "--pin", "7=cpu:0"];
+    is(stages(&[&["--pin", "experts=cpu:1"], &rest[..]].concat()), &with_last);
+    let one = [&apart[..2], &[(json!([5, 7]), "cpu:0")]].concat();
+    is(stages(&[&["--pin", "1.experts=cpu:1", "--pin", "6=cpu:0"], &rest[..]].concat()), &one);
+    let refused = |pin: &str, more: &[&str]| {
+        let output = ragtag().args(arguments).args(["--pin", pin]).args(more).assert().code(4);
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    assert!(refused("3.experts=cpu:1", &[]).contains("the last block is 2"));
+    assert!(refused("0.experts=cpu:1", &[]).contains("these blocks have no experts"));
+    assert!(refused("experts=cpu:1", &["--granularity", "block"]).contains("--granularity half"));
+    assert!(refused("2-1.experts=cpu:1", &[]).contains("FIRST-LAST.experts=DEVICE"));
+}
+
+#[test]
+fn damaged_mixtures_are_refused() {
+    let refused = |change: &dyn Fn(&mut Golden, &mut Tensors)| {
+        let mut golden = golden().into_iter().find(|golden| golden.name == "Qwen3Moe").unwrap();
+        let mut tensors = golden.published();
+        change(&mut golden, &mut tensors);
+        let folder = golden.write(&tensors, TensorType::F32);
+        Model::open(folder.path()).map(drop).unwrap_err().to_string()
+    };
+    let count = |count: u32| {
+        refused(&move |golden, _| {
+            golden.config["num_experts_per_tok"] = json!(count);
+        })
+    };
+    assert!(count(9).contains("9 of 8 experts for each token"), "{}", count(9));
+    assert!(count(0).contains("0 is not in"), "{}", count(0));
+    let lost = refused(&|_, tensors| {
+        tensors.remove("model.layers.1.mlp.experts.5.up_proj.weight");
+    });
+    assert!(lost.contains("model.layers.1.mlp.experts.5.up_proj.weight is missing"), "{lost}");
+    let experts = |count: u32| {
+        refused(&move |golden, _| {
+            let key =
+                ["num_experts", "num_local_experts"].into_iter().find(|key| !golden.config[*key].is_null());
+            golden.config[key.unwrap()] = json!(count);
+        })
+    };
+    assert!(experts(7).contains("mlp.gate.weight has shape"), "{}", experts(7));
+    assert!(experts(1025).contains("1025 experts (the limit is 1024)"), "{}", experts(1025));
+    let groups = refused(&|golden, _| {
+        golden.config["n_group"] = json!(3);
+        golden.config["topk_group"] = json!(1);
+    });
+    assert!(groups.contains("2 of 8 experts, from 1 of 3 groups"), "{groups}");
+    let dense = refused(&|golden, _| golden.config["mlp_only_layers"] = json!([0]));
+    assert!(dense.contains("mlp_only_layers"), "{dense}");
+}

@@ -1,0 +1,134 @@
+"""Writes experts.json: configurations of mixtures of experts, and the logits that `transformers` computes for them in float64. All weights follow
+from a formula (`weight`), so that no file has to hold them. F32, F16 and BF16 hold them exactly.
+
+A small error may choose another expert if the logits of two experts are close. The script takes the token ids whose chosen experts are the furthest
+from the others, among those whose logits move by more than 1e-2 when a feature of the model is switched off. It fails if there are none with a distance
+of 0.05, or of 0.005 between probabilities.
+
+    pip install torch transformers
+    python3 experts.py"""
+import json, pathlib, torch, transformers
+
+COMMON = dict(
+    vocab_size=40, num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, num_attention_heads=2,
+    num_key_value_heads=1, hidden_size=64, intermediate_size=96, attention_dropout=0.0, num_experts_per_tok=2)
+MODELS = {
+    "Mixtral": (dict(num_local_experts=4), {}),
+    "Qwen2Moe": (
+        dict(num_experts=6, moe_intermediate_size=32, shared_expert_intermediate_size=64, norm_topk_prob=False),
+        {"renormalisation": dict(norm_topk_prob=True), "shared_expert_gate.weight": 0.0, "shared_expert.down_proj.weight": 0.0}),
+    "Qwen3Moe": (
+        dict(num_experts=8, moe_intermediate_size=64, norm_topk_prob=True, head_dim=32),
+        {"renormalisation": dict(norm_topk_prob=False), "q_norm.weight": 1.0}),
+    "Olmoe": (dict(num_experts=5, norm_topk_prob=False, clip_qkv=None), {"renormalisation": dict(norm_topk_prob=True), "k_norm.weight": 1.0}),
+    "GraniteMoe": (
+        dict(num_local_experts=6, intermediate_size=64, embedding_multiplier=2.0, residual_multiplier=0.5, attention_multiplier=0.25, logits_scaling=0.5),
+        {"residual factor": dict(residual_multiplier=1.0), "attention factor": dict(attention_multiplier=1.0)}),
+    "Glm4Moe": (
+        dict(n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=2, first_k_dense_replace=1,
+             num_hidden_layers=3, routed_scaling_factor=1.5, norm_topk_prob=True, use_qk_norm=True, attention_bias=True, head_dim=32),
+        {"groups": dict(topk_group=4), "scale": dict(routed_scaling_factor=1.0), "renormalisation": dict(norm_topk_prob=False),
+         "dense layer": dict(first_k_dense_replace=0), "e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0, "q_proj.bias": 0.0}),
+    "MiniMaxM2": (
+        dict(num_local_experts=8, intermediate_size=64, head_dim=32, rotary_dim=16),
+        {"e_score_correction_bias": 0.0, "rotation": dict(rotary_dim=32), "q_norm.weight": 1.0}),
+    "Ernie4_5_Moe": (
+        dict(moe_num_experts=8, moe_intermediate_size=32, moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=3,
+             moe_layer_interval=2, num_hidden_layers=4, tie_word_embeddings=True),
+        {"e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0, "interval": dict(moe_layer_interval=1)}),
+}
+ROUTERS = ("mlp.gate.weight", "router.layer.weight", "block_sparse_moe.router.weight")
+
+
+def weight(tensor, at, key):
+    value = ((at + 1) * 7919 + (tensor + 1) * 104729) % 65537 % 257 - 128
+    if key.endswith("norm.weight"):
+        return 1 + value // 2 / 128
+    if key.endswith("e_score_correction_bias"):
+        return value / 256
+    return value / (128 if key.endswith(ROUTERS) else 512)
+
+
+def build(name, changes, neutral=None):
+    config = getattr(transformers, f"{name}Config")(**{**COMMON, **changes})
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+    weights = model.state_dict()
+    with torch.no_grad():
+        for tensor, key in enumerate(sorted(weights)):
+            values = torch.tensor([weight(tensor, at, key) for at in range(weights[key].numel())], dtype=torch.float64)
+            if neutral and key.endswith(neutral[0]):
+                values.fill_(neutral[1])
+            weights[key].copy_(values.view(weights[key].shape))
+    return model
+
+
+def run(model, prompts):
+    """Logits of the last token of each prompt, and the least distance between the values of a chosen expert, or group of experts, and another."""
+    margins, hooks = [], []
+    config = model.config
+    used = config.num_experts_per_tok
+
+    def note(values, count):
+        if count < values.shape[-1]:
+            top = values.topk(count + 1, dim=-1).values
+            margins.append((top[:, count - 1] - top[:, count]).view(len(prompts), -1).min(dim=1).values)
+    for layer in model.model.layers:
+        block = getattr(layer, "mlp", None) or layer.block_sparse_moe
+        gate = getattr(block, "gate", None) or getattr(block, "router", None)
+        if gate is None:
+            continue  # a layer without experts
+
+        def hook(gate, inputs, _, block=block):
+            logits = inputs[0].reshape(-1, gate.weight.shape[1]) @ gate.weight.T
+            bias = next((b for name, b in [*block.named_buffers(), *block.named_parameters()] if name.endswith("e_score_correction_bias")), None)
+            if bias is not None:
+                logits = (logits.softmax(-1) if "Ernie" in type(model).__name__ else logits.sigmoid()) + bias
+            groups = getattr(config, "n_group", 1)
+            if groups > 1:
+                split = logits.view(len(logits), groups, -1)
+                values = split.topk(2, dim=-1).values.sum(-1)
+                note(values, config.topk_group)
+                kept = torch.zeros_like(values).scatter(1, values.topk(config.topk_group, dim=-1).indices, 1)
+                logits = split.masked_fill(kept[:, :, None] == 0, -100.0).view(len(logits), -1)
+            note(logits, used)
+        hooks.append(gate.register_forward_hook(hook))
+    with torch.no_grad():
+        logits = model(torch.tensor(prompts), use_cache=False).logits[:, -1]
+    for hook in hooks:
+        hook.remove()
+    return logits, torch.stack(margins).min(dim=0).values
+
+
+def main():
+    out = {}
+    for name, (changes, features) in MODELS.items():
+        model = build(name, changes)
+        tried = [[(a * at + b * at * at + 3) % 40 for at in range(6)] for a in range(1, 40) for b in range(1, 26)]
+        tried = [ids for ids in tried if len(set(ids)) == len(ids)]  # Equal tokens have equal values, which attention cannot tell apart.
+        all_logits, margins = run(model, tried)
+        least = 0.005 if "e_score_correction_bias" in features else 0.05
+        is_good = margins > least
+        for feature, change in features.items():
+            other = build(name, {**changes, **change}) if isinstance(change, dict) else build(name, changes, (feature, change))
+            moved = (run(other, tried)[0] - all_logits).norm(dim=-1) / all_logits.norm(dim=-1)
+            print(f"{name} without {feature}: {float(moved.median()):.3f}")
+            is_good &= moved > 1e-2
+        assert is_good.any(), name
+        best = int((margins * is_good).argmax())
+        ids, logits, margin = tried[best], all_logits[best], float(margins[best])
+        config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and value is not None}
+        config.update(changes)
+        for unused in ("dtype", "transformers_version", "id2label", "label2id", "layer_types"):
+            config.pop(unused, None)
+        config["architectures"] = [f"{name}ForCausalLM"]
+        shapes = {key: list(value.shape) for key, value in sorted(model.state_dict().items())}
+        out[name] = {"config": config, "ids": ids, "shapes": shapes, "logits": [float(f"{x:.7g}") for x in logits]}
+        print(name, "largest logit", float(logits.abs().max()), "least margin", margin)
+    path = pathlib.Path(__file__).with_name("experts.json")
+    path.write_text(json.dumps(out, separators=(",", ":")) + "\n")
+    print(path.stat().st_size, "bytes")
+
+
+main()
