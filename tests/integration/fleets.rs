@@ -5,7 +5,7 @@ use ragtag::{Fleet, Model, Plan, Planner, TensorType};
 use ragtag_graph::Lowering;
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_synth::{Architecture, Shape};
+use ragtag_synth::{Preset, Shape};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Instant;
@@ -329,15 +329,16 @@ fn plans_for_a_header_with_rotary_factors() {
 #[test]
 fn plans_for_the_largest_models_from_their_headers() {
     let shape = Shape {
-        architecture: Architecture::Llama,
         tensor_type: TensorType::Q4_K,
         layers: 126,
         width: 16384,
         heads: 128,
         kv_heads: 8,
+        head_width: 128,
         ffn: 53248,
         vocabulary: 128256,
         context: 131072,
+        ..Preset::B70.shape()
     };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("405b.gguf");
@@ -364,17 +365,8 @@ fn plans_for_the_largest_models_from_their_headers() {
 
 #[test]
 fn a_model_that_does_not_fit_is_streamed() {
-    let shape = Shape {
-        architecture: Architecture::Llama,
-        tensor_type: TensorType::Q4_K,
-        layers: 80,
-        width: 8192,
-        heads: 64,
-        kv_heads: 8,
-        ffn: 28672,
-        vocabulary: 128256,
-        context: 131072,
-    };
+    let shape =
+        Shape { tensor_type: TensorType::Q4_K, vocabulary: 128256, context: 131072, ..Preset::B70.shape() };
     let folder = tempfile::tempdir().unwrap();
     let (path, file) = (folder.path().join("70b.gguf"), folder.path().join("plan.json"));
     std::fs::write(&path, ragtag_synth::header(&shape).unwrap()).unwrap();

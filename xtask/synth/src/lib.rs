@@ -33,9 +33,9 @@ pub struct Args {
     /// Tensor type of the matrices, such as q4_k (ternary models have an f16 embedding)
     #[arg(long = "type", value_parser = tensor_type, default_value = "q8_0")]
     tensor_type: TensorType,
-    /// Architecture; bitnet has sub-norms and ties the output matrix to the embedding
-    #[arg(long, value_enum, default_value = "llama")]
-    arch: Architecture,
+    /// Architecture; bitnet has sub-norms and ties the output matrix to the embedding [default: that of the preset]
+    #[arg(long, value_enum)]
+    arch: Option<Architecture>,
     /// Number of transformer blocks
     #[arg(long)]
     layers: Option<u32>,
@@ -48,9 +48,15 @@ pub struct Args {
     /// Number of key and value heads (KV heads)
     #[arg(long)]
     kv_heads: Option<u32>,
-    /// Width of the feed-forward layers
+    /// Width of the feed-forward layers, or of each expert
     #[arg(long)]
     ffn: Option<u32>,
+    /// Number of experts
+    #[arg(long)]
+    experts: Option<u32>,
+    /// Number of experts that each token uses
+    #[arg(long)]
+    used_experts: Option<u32>,
     /// Vocabulary size in tokens
     #[arg(long)]
     vocab: Option<u32>,
@@ -81,14 +87,20 @@ pub fn tensor_type(name: &str) -> Result<TensorType, String> {
 impl Args {
     fn shape(&self) -> Shape {
         let preset = self.preset.shape();
+        let (width, heads) = (self.width.unwrap_or(preset.width), self.heads.unwrap_or(preset.heads));
+        let is_preset = (width, heads) == (preset.width, preset.heads);
+        let head_width = if is_preset { preset.head_width } else { width.checked_div(heads).unwrap_or(0) };
         Shape {
-            architecture: self.arch,
+            architecture: self.arch.unwrap_or(preset.architecture),
             tensor_type: self.tensor_type,
             layers: self.layers.unwrap_or(preset.layers),
-            width: self.width.unwrap_or(preset.width),
-            heads: self.heads.unwrap_or(preset.heads),
+            width,
+            heads,
+            head_width,
             kv_heads: self.kv_heads.unwrap_or(preset.kv_heads),
             ffn: self.ffn.unwrap_or(preset.ffn),
+            experts: self.experts.unwrap_or(preset.experts),
+            used_experts: self.used_experts.unwrap_or(preset.used_experts),
             vocabulary: self.vocab.unwrap_or(preset.vocabulary),
             context: self.context.unwrap_or(preset.context),
         }

@@ -22,6 +22,12 @@ pub enum Preset {
     /// 69 billion weights, in the shape of a well-known large Llama, with blocks too large for any cache
     #[value(name = "70b")]
     B70,
+    /// 1 billion weights, of which each token uses 0.3 billion: 32 experts, 4 per token
+    #[value(name = "1b-a0.3b")]
+    B1A03,
+    /// 30.5 billion weights, of which each token uses 3.3 billion, in the shape of a well-known mixture of 128 experts
+    #[value(name = "30b-a3b")]
+    B30A3,
 }
 
 /// Architecture of a synthetic model.
@@ -31,6 +37,9 @@ pub enum Architecture {
     Llama,
     /// BitNet b1.58
     Bitnet,
+    /// Qwen3 with a mixture of experts
+    #[value(name = "qwen3moe")]
+    Qwen3Moe,
 }
 
 /// Parameters that determine the tensors and the metadata of a model.
@@ -48,8 +57,14 @@ pub struct Shape {
     pub heads: u32,
     /// Number of key and value heads.
     pub kv_heads: u32,
-    /// Width of the feed-forward layers.
+    /// Width of each head.
+    pub head_width: u32,
+    /// Width of the feed-forward layers, or of each expert.
     pub ffn: u32,
+    /// Number of experts; 0 without a mixture.
+    pub experts: u32,
+    /// Number of experts that each token uses.
+    pub used_experts: u32,
     /// Vocabulary size in tokens.
     pub vocabulary: u32,
     /// Maximum context length in the file.
@@ -83,9 +98,31 @@ impl Preset {
             Preset::B1_1 => (22, 2048, 32, 4, 5632, 32000, 2048),
             Preset::B7 => (32, 4096, 32, 8, 14336, 32000, 32768),
             Preset::B70 => (80, 8192, 64, 8, 28672, 32000, 4096),
+            Preset::B1A03 => (16, 1024, 16, 4, 512, 32000, 4096),
+            Preset::B30A3 => (48, 2048, 32, 4, 768, 151_936, 32768),
         };
-        let (architecture, tensor_type) = (Architecture::Llama, TensorType::Q8_0);
-        Shape { architecture, tensor_type, layers, width, heads, kv_heads, ffn, vocabulary, context }
+        let (experts, used_experts) = match self {
+            Preset::B1A03 => (32, 4),
+            Preset::B30A3 => (128, 8),
+            _ => (0, 0),
+        };
+        let architecture = if experts > 0 { Architecture::Qwen3Moe } else { Architecture::Llama };
+        let head_width = if self == Preset::B30A3 { 128 } else { width / heads };
+        let tensor_type = TensorType::Q8_0;
+        Shape {
+            architecture,
+            tensor_type,
+            layers,
+            width,
+            heads,
+            kv_heads,
+            head_width,
+            ffn,
+            experts,
+            used_experts,
+            vocabulary,
+            context,
+        }
     }
 }
 
@@ -94,6 +131,7 @@ impl Architecture {
         match self {
             Architecture::Llama => "llama",
             Architecture::Bitnet => "bitnet",
+            Architecture::Qwen3Moe => "qwen3moe",
         }
     }
 }
@@ -106,7 +144,12 @@ impl Shape {
         header.put("general.name", "synthetic");
         header.put("general.file_type", self.tensor_type.gguf_file_type());
         header.put("general.quantization_version", 2u32);
-        let head_width = self.width / self.heads;
+        let head_width = self.head_width;
+        if self.experts > 0 {
+            header.put(&format!("{arch}.expert_count"), self.experts);
+            header.put(&format!("{arch}.expert_used_count"), self.used_experts);
+            header.put(&format!("{arch}.expert_feed_forward_length"), self.ffn);
+        }
         let numbers = [
             ("block_count", self.layers),
             ("context_length", self.context),
@@ -150,21 +193,38 @@ impl Shape {
     }
 
     fn layer(&self, layer: u32, bitnet: bool, tensors: &mut Vec<Tensor>) -> Result<(), String> {
-        let (width, ffn) = (u64::from(self.width), u64::from(self.ffn));
-        let kv_width = width / u64::from(self.heads) * u64::from(self.kv_heads);
+        let (width, ffn, head) = (u64::from(self.width), u64::from(self.ffn), u64::from(self.head_width));
+        let (q_width, kv_width) = (head * u64::from(self.heads), head * u64::from(self.kv_heads));
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
         let kind = self.tensor_type;
         // Matrices that add to the residual stream get smaller weights, scaled by the number of additions.
         let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
         tensors.push(norm(name("attn_norm"), width));
-        tensors.push(matrix(name("attn_q"), kind, width, width, 1.0)?);
+        tensors.push(matrix(name("attn_q"), kind, width, q_width, 1.0)?);
         tensors.push(matrix(name("attn_k"), kind, width, kv_width, 1.0)?);
         tensors.push(matrix(name("attn_v"), kind, width, kv_width, 1.0)?);
         if bitnet {
             tensors.push(norm(name("attn_sub_norm"), width));
         }
-        tensors.push(matrix(name("attn_output"), kind, width, width, residual)?);
+        if self.architecture == Architecture::Qwen3Moe {
+            tensors.extend(["attn_q_norm", "attn_k_norm"].map(|part| norm(name(part), head)));
+        }
+        tensors.push(matrix(name("attn_output"), kind, q_width, width, residual)?);
         tensors.push(norm(name("ffn_norm"), width));
+        if self.experts > 0 {
+            let count = u64::from(self.experts);
+            // Logits of a router differ by more than those of a trained head.
+            tensors.push(matrix(name("ffn_gate_inp"), TensorType::F32, width, count, 2.0)?);
+            for (part, columns, rows, gain) in [
+                ("ffn_gate_exps", width, ffn, 1.0),
+                ("ffn_up_exps", width, ffn, 1.0),
+                ("ffn_down_exps", ffn, width, residual),
+            ] {
+                let one = matrix(name(part), kind, columns, rows, gain)?;
+                tensors.push(Tensor { shape: vec![columns, rows, count], bytes: one.bytes * count, ..one });
+            }
+            return Ok(());
+        }
         tensors.push(matrix(name("ffn_gate"), kind, width, ffn, 1.0)?);
         tensors.push(matrix(name("ffn_up"), kind, width, ffn, 1.0)?);
         if bitnet {
@@ -175,12 +235,18 @@ impl Shape {
     }
 
     fn check(&self) -> Result<(), String> {
-        let Shape { layers, width, heads, kv_heads, ffn, context, .. } = *self;
+        let Shape { layers, width, heads, kv_heads, head_width, ffn, context, .. } = *self;
         if [layers, width, heads, kv_heads, ffn, context].contains(&0) {
             return Err("layers, width, heads, kv-heads, ffn and context must be positive".into());
         }
-        if !width.is_multiple_of(heads) || !(width / heads).is_multiple_of(2) {
+        if !head_width.is_multiple_of(2) || head_width == 0 {
             return Err(format!("width {width} cannot be split into {heads} heads of an even width"));
+        }
+        if (self.architecture == Architecture::Qwen3Moe) != (self.experts > 0) {
+            return Err("qwen3moe needs experts, and other architectures have none".into());
+        }
+        if self.used_experts > self.experts || (self.experts > 0 && self.used_experts == 0) {
+            return Err(format!("each token cannot use {} of {} experts", self.used_experts, self.experts));
         }
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!("{heads} heads cannot share {kv_heads} kv-heads evenly"));

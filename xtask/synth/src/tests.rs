@@ -15,13 +15,14 @@ fn made(shape: &Shape, seed: u64) -> (Vec<u8>, ModelFile) {
 }
 
 fn tiny(architecture: Architecture, tensor_type: TensorType) -> Shape {
-    Shape { architecture, tensor_type, ..Preset::Tiny.shape() }
+    let experts = if architecture == Architecture::Qwen3Moe { 4 } else { 0 };
+    Shape { architecture, tensor_type, experts, used_experts: experts / 2, ..Preset::Tiny.shape() }
 }
 
 #[test]
 fn every_type_and_architecture_opens_with_the_declared_tensors() {
     for tensor_type in TensorType::in_gguf() {
-        for architecture in [Architecture::Llama, Architecture::Bitnet] {
+        for architecture in [Architecture::Llama, Architecture::Bitnet, Architecture::Qwen3Moe] {
             let shape = tiny(architecture, tensor_type);
             let (_, model) = made(&shape, 1);
             let tensors = shape.tensors().unwrap();
@@ -106,7 +107,10 @@ fn weights_have_mean_zero_and_the_deviation_that_keeps_activations() {
 fn impossible_shapes_are_refused() {
     let base = Preset::Tiny.shape();
     let fails = |shape: Shape| shape.tensors().unwrap_err();
-    assert!(fails(Shape { heads: 3, ..base.clone() }).contains("heads of an even width"));
+    assert!(fails(Shape { head_width: 3, ..base.clone() }).contains("heads of an even width"));
+    assert!(fails(Shape { experts: 4, used_experts: 2, ..base.clone() }).contains("qwen3moe needs experts"));
+    let mixture = tiny(Architecture::Qwen3Moe, TensorType::Q8_0);
+    assert!(fails(Shape { used_experts: 5, ..mixture }).contains("5 of 4 experts"));
     assert!(fails(Shape { kv_heads: 3, ..base.clone() }).contains("share 3 kv-heads"));
     assert!(fails(Shape { layers: 0, ..base.clone() }).contains("must be positive"));
     assert!(fails(Shape { vocabulary: 259, ..base.clone() }).contains("260 tokens"));
