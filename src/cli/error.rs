@@ -35,6 +35,12 @@ pub(crate) enum Error {
     /// A pin that cannot be parsed.
     #[error("--pin: {0}")]
     Pin(SplitError),
+    /// A pin of experts that is malformed, or that the model does not allow.
+    #[error("--pin: {why}")]
+    Experts {
+        /// What is wrong.
+        why: String,
+    },
     /// A plan file that is damaged, or made for another model or other devices.
     #[error("{}: {cause}", path.display())]
     PlanFile { path: PathBuf, cause: Box<InvalidPlan> },
@@ -90,7 +96,7 @@ impl Error {
             Error::SelfTest(_) => 1,
             Error::Usage(_) | Error::Conversation { .. } | Error::RequestFile { .. } => 2,
             Error::ContextFull { .. } => 2,
-            Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
+            Error::Split(_) | Error::Pin(_) | Error::Experts { .. } | Error::PlanFile { .. } => 4,
             Error::PlanDevices { .. } | Error::PlanRoutes { .. } => 4,
             Error::PlanMemory { .. } => 6,
             #[cfg(feature = "server")]

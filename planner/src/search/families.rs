@@ -5,13 +5,15 @@
 //! - *Interleaved*: the devices take turns, with 2 to [`TURNS`] stages each. Shorter stages fill the pipeline
 //!   in less time ([Megatron-LM](https://arxiv.org/abs/2104.04473)).
 //! - *Feed-forward apart*: one device has the attention halves of all blocks, and another device has the
-//!   feed-forward halves. This suits a model whose weights fit only on the second device and whose KV cache
-//!   fits on the first.
+//!   feed-forward halves of some or all blocks. This suits a model whose weights fit only on the second device and
+//!   whose KV cache fits on the first. Mixtures of experts have most of their weights in these halves, and read few of
+//!   them for each token.
+//! - *Around pins*: one device has all segments that no pin places.
 //!
 //! This module does not depend on the solver or the explanation.
 
 use super::PlannerInput;
-use super::grid::{Grid, SearchResult};
+use super::grid::{Choice, Grid, SearchResult};
 use super::problem::Run;
 use crate::plan::Family;
 use ragtag_graph::Granularity;
@@ -26,22 +28,59 @@ pub(super) const GAIN: f64 = 0.05;
 /// feed-forward halves apart.
 const DEVICES: usize = 8;
 
+/// Number of shares of the blocks whose feed-forward halves the planner tries to place apart.
+const SHARES: usize = 8;
+
 /// Adds the best placement of these families to the result. It becomes the best result if its predicted gain
 /// exceeds [`GAIN`].
 pub(super) fn add(grid: &Grid<'_>, found: &mut SearchResult) {
-    let input = grid.input;
-    let mut placements = feed_forward_apart(input);
-    placements.extend(found.all().flat_map(|choice| interleaved(&choice.runs)));
-    placements.retain(|runs| input.allows(runs));
-    let Some(choice) = grid.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>()) else {
-        return;
-    };
+    let turns = found.all().flat_map(|choice| interleaved(&choice.runs)).collect();
+    let Some(choice) = best(grid, turns) else { return };
     if choice.expected_us() < found.best.expected_us() * (1.0 - GAIN) {
         let exact = std::mem::replace(&mut found.best, choice);
         found.others.insert(0, exact);
     } else {
         found.others.push(choice);
     }
+}
+
+/// Returns the best placement of these families, for an input in which no placement with one stage per device fits.
+pub(super) fn alone(grid: &Grid<'_>) -> Option<SearchResult> {
+    best(grid, Vec::new()).map(|choice| SearchResult::with_best(choice, Vec::new(), None))
+}
+
+/// Returns the best of `placements` and of those that do not depend on other placements.
+fn best(grid: &Grid<'_>, mut placements: Vec<Vec<Run>>) -> Option<Choice> {
+    placements.extend(feed_forward_apart(grid.input));
+    placements.extend(around_pins(grid.input));
+    placements.retain(|runs| grid.input.allows(runs));
+    grid.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+/// Returns placements in which one device has all segments without a pin.
+fn around_pins(input: &PlannerInput<'_>) -> Vec<Vec<Run>> {
+    let pins = &input.constraints.pins;
+    let of_label = |label: &String| input.devices.iter().position(|device| device.label == *label);
+    let around = |device: usize| {
+        let mut placed = vec![device; input.segments.len()];
+        for pin in pins {
+            *placed.get_mut(pin.segment as usize)? = of_label(&pin.device)?;
+        }
+        Some(runs_of(&placed))
+    };
+    let devices = if pins.is_empty() { 0 } else { input.devices.len() };
+    (0..devices).filter_map(around).collect()
+}
+
+/// Returns the runs of a placement, given the device of each segment.
+fn runs_of(placed: &[usize]) -> Vec<Run> {
+    let mut runs = Vec::new();
+    let mut first = 0;
+    for run in placed.chunk_by(|a, b| a == b) {
+        runs.push(Run::new(run[0], first..first + run.len()));
+        first += run.len();
+    }
+    runs
 }
 
 /// Returns the family of a placement.
@@ -52,7 +91,7 @@ pub(super) fn family(runs: &[Run], granularity: Granularity) -> Family {
     let is_once = |run: &Run| runs.iter().filter(|other| other.device == run.device).count() == 1;
     if runs.iter().all(is_once) {
         Family::OneStage
-    } else if granularity == Granularity::HalfBlock && turn == 2 && takes_turns && is_one_half_each(runs) {
+    } else if granularity == Granularity::HalfBlock && is_apart(runs) {
         Family::FeedForwardApart
     } else if takes_turns
         && turn < runs.len()
@@ -65,9 +104,13 @@ pub(super) fn family(runs: &[Run], granularity: Granularity) -> Family {
     }
 }
 
-/// Returns whether all stages except the first and the last have exactly one segment.
-fn is_one_half_each(runs: &[Run]) -> bool {
-    runs.len() > 2 && runs[1..runs.len() - 1].iter().all(|run| run.segments.len() == 1)
+/// Returns whether one device has nothing but feed-forward halves, one in each stage, and another device has the rest.
+fn is_apart(runs: &[Run]) -> bool {
+    // Segment 0 is the embedding, and 2 the first feed-forward half.
+    let is_half = |run: &Run| run.segments.len() == 1 && run.segments.start.is_multiple_of(2);
+    runs.len() > 2
+        && runs.iter().step_by(2).all(|run| run.device == runs[0].device)
+        && runs.iter().skip(1).step_by(2).all(|run| run.device == runs[1].device && is_half(run))
 }
 
 /// Returns interleaved variants of a placement, in which its devices take turns. Each device keeps its number
@@ -94,7 +137,7 @@ fn in_turns(runs: &[Run], turns: usize) -> Vec<Run> {
 }
 
 /// Returns placements in which one device has the attention halves, the embedding and the head, and another
-/// device has the feed-forward halves.
+/// device has the feed-forward halves of the last blocks: of all, or of a share of them.
 fn feed_forward_apart(input: &PlannerInput<'_>) -> Vec<Vec<Run>> {
     let segments = input.segments.len();
     let devices = input.devices.len();
@@ -103,15 +146,17 @@ fn feed_forward_apart(input: &PlannerInput<'_>) -> Vec<Vec<Run>> {
     }
     let pairs = (0..devices).flat_map(|a| (0..devices).map(move |b| (a, b))).filter(|(a, b)| a != b);
     // Segment 0 is the embedding, 1 the first attention half, and the last is the head.
-    let place = |(attention, feed_forward): (usize, usize)| {
-        let mut runs = vec![Run::new(attention, 0..2)];
-        for first in (2..segments - 1).step_by(2) {
-            runs.push(Run::new(feed_forward, first..first + 1));
-            runs.push(Run::new(attention, first + 1..first + 2));
-        }
-        runs
+    let blocks = (segments - 2) / 2;
+    let place = |(attention, feed_forward): (usize, usize), share: usize| {
+        let mut placed = vec![attention; segments];
+        let apart = blocks - (blocks * share).div_ceil(SHARES)..blocks;
+        apart.for_each(|block| placed[2 * block + 2] = feed_forward);
+        runs_of(&placed)
     };
-    pairs.map(place).collect()
+    let all = pairs.flat_map(|pair| (1..=SHARES).map(move |share| (pair, share)));
+    let mut placements: Vec<Vec<Run>> = all.map(|(pair, share)| place(pair, share)).collect();
+    placements.dedup();
+    placements
 }
 
 #[cfg(test)]
@@ -147,6 +192,10 @@ mod tests {
         assert_eq!(family(&[(0, 1), (1, 1), (2, 1), (1, 1)]), Family::SeveralStages);
         let halves = runs(&[(0, 2), (1, 1), (0, 1), (1, 1), (0, 1)]);
         assert_eq!(super::family(&halves, Granularity::HalfBlock), Family::FeedForwardApart);
+        let some = runs(&[(0, 4), (1, 1), (0, 1), (1, 1), (0, 2)]);
+        assert_eq!(super::family(&some, Granularity::HalfBlock), Family::FeedForwardApart);
+        let attention = runs(&[(0, 3), (1, 1), (0, 1), (1, 1), (0, 2)]);
+        assert_eq!(super::family(&attention, Granularity::HalfBlock), Family::SeveralStages);
         assert_eq!(super::family(&halves, Granularity::Block), Family::SeveralStages);
     }
 }

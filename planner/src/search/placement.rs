@@ -8,7 +8,8 @@ use super::{families, hybrid, streamed};
 pub(super) fn search(grid: &Grid<'_>, may_prefill: bool) -> Option<SearchResult> {
     let may_stream = grid.input.may_stream();
     let Some(mut found) = grid.search() else {
-        return may_stream.then(|| streamed::search(grid)).flatten();
+        let apart = || grid.input.several_stages.then(|| families::alone(grid)).flatten();
+        return apart().or_else(|| may_stream.then(|| streamed::search(grid)).flatten());
     };
     if grid.input.several_stages {
         families::add(grid, &mut found);

@@ -33,6 +33,7 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
     /// Place segments on a device, in the syntax of --split. For example, 0=cpu:0 places the embedding.
+    /// experts=cpu:0 places the experts of all blocks, and 20-31.experts=cpu:0 those of blocks 20 to 31.
     /// Repeatable.
     #[arg(long, value_name = "SEGMENTS=DEVICE", hide = true, conflicts_with_all = ["split", "plan"])]
     pub(crate) pin: Vec<String>,

@@ -6,6 +6,7 @@
 
 pub(super) mod devices;
 pub(super) mod model;
+mod pins;
 pub(super) mod placed;
 pub(super) mod speeds;
 pub(super) mod wanted;

@@ -1,5 +1,6 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
+use super::pins::{self, Pin};
 use crate::cli::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use crate::cli::error::{Error, Result};
 use crate::cli::files::{input_name, read_input};
@@ -13,10 +14,6 @@ use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions};
 use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
-
-/// Maximum number of pinned segments. No model has more segments. The limit bounds the time that Ragtag wastes on
-/// mistyped ranges.
-const MAX_PINS: usize = 1 << 16;
 
 /// Device selection if the user gives none.
 pub(crate) const AUTO: &str = "auto";
@@ -65,7 +62,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) needs: Needs,
     file: Option<(&'a Path, Plan)>,
     split: Option<Split>,
-    pins: Vec<Split>,
+    pins: Vec<Pin>,
     kv: KvType,
 }
 
@@ -78,9 +75,7 @@ impl<'a> Wanted<'a> {
     pub(crate) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse::<Split>).transpose()?.map(with_canonical_names);
-        let pins =
-            args.pin.iter().map(|pin| pin.parse::<Split>().map(with_canonical_names).map_err(Error::Pin));
-        let pins = pins.collect::<Result<_>>()?;
+        let pins = args.pin.iter().map(|pin| Pin::read(pin)).collect::<Result<_>>()?;
         let mut wanted = Self { args, needs, file, split, pins, kv: KvType::F16 };
         wanted.kv = args.kv.types(wanted.usual_kv())?;
         Ok(wanted)
@@ -145,14 +140,17 @@ impl<'a> Wanted<'a> {
 
     fn granularity(&self) -> Granularity {
         let usual = self.plan().map(|plan| plan.model.granularity).unwrap_or_default();
+        let usual = if self.pins.iter().any(Pin::needs_halves) { Granularity::HalfBlock } else { usual };
         self.args.granularity.unwrap_or(usual)
     }
 
-    /// Checks that the plan file is valid for `model` and for the planner's devices.
+    /// Checks the pins against `model`, and that the plan file is valid for it and for the planner's devices.
     ///
     /// # Errors
-    /// Fails if the plan is invalid, or was made for another model or other devices.
+    /// Fails if a pin names experts that the model lacks, or if the plan is invalid, or was made for another model or
+    /// other devices.
     pub(crate) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
+        pins::check(&self.pins, model, self.granularity())?;
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
@@ -205,7 +203,7 @@ impl<'a> Wanted<'a> {
         };
         let planner = match self.plan() {
             Some(plan) => self.like(plan, planner),
-            None => self.by_arguments(planner),
+            None => self.by_arguments(planner, model),
         };
         let planner = self.aimed(planner);
         self.warn_of_long_context(model);
@@ -236,7 +234,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    fn by_arguments(&self, mut planner: Planner) -> Planner {
+    fn by_arguments(&self, mut planner: Planner, model: &Model) -> Planner {
         if let Some(context) = self.args.ctx.or(self.needs.context) {
             planner = planner.context(context);
         }
@@ -249,11 +247,9 @@ impl<'a> Wanted<'a> {
         if let Some(split) = &self.split {
             planner = planner.split(split.clone());
         }
-        let parts = self.pins.iter().flat_map(|pin| &pin.parts);
-        let segments =
-            parts.flat_map(|part| (part.span.first()..=part.span.last()).map(move |it| (it, &part.device)));
-        planner =
-            segments.take(MAX_PINS).fold(planner, |planner, (segment, device)| planner.pin(segment, device));
+        for (segment, device) in pins::segments(&self.pins, model) {
+            planner = planner.pin(segment, &device);
+        }
         for device in &self.args.exclude {
             planner = planner.exclude(&canonical(device));
         }
@@ -296,7 +292,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// Returns `split` with the names of backends in Ragtag, because users write other names too.
-fn with_canonical_names(mut split: Split) -> Split {
+pub(super) fn with_canonical_names(mut split: Split) -> Split {
     split.parts.iter_mut().for_each(|part| part.device = canonical(&part.device));
     split
 }

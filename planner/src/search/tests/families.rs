@@ -3,6 +3,7 @@
 use super::worlds::{MIB, World, device, model};
 use crate::objective::Objective;
 use crate::plan::Family;
+use crate::search::Pin;
 
 /// Returns a world with two equal devices and a prompt of four chunks.
 fn two_equal_devices() -> World {
@@ -70,4 +71,19 @@ fn stages_of_one_device_share_its_memory() {
     assert!(error.contains("cpu:0"), "{error}");
     world.devices[0].memory_bytes += 1;
     world.split(split).plan().expect("fits exactly");
+}
+
+#[test]
+fn pins_may_give_a_device_several_stages() {
+    let mut world = two_equal_devices();
+    let pin = |(segment, device): (u32, &str)| Pin { segment, device: device.into() };
+    world.constraints.pins = [(3, "cpu:1"), (5, "cpu:0"), (7, "cpu:1")].map(pin).to_vec();
+    let plan = world.plan().expect("fits");
+    let on = |segment: usize| {
+        let stage = plan.stages.iter().find(|stage| stage.segments.range().contains(&segment));
+        &*stage.expect("all segments are placed").device
+    };
+    assert_eq!([3, 5, 7].map(on), ["cpu:1", "cpu:0", "cpu:1"], "{}", plan.split());
+    world.constraints.max_stages = Some(2);
+    world.plan().expect_err("three stages are the fewest");
 }
