@@ -38,7 +38,7 @@ pub(crate) enum Error {
     /// A pin of experts that is malformed, or that the model does not allow.
     #[error("--pin: {why}")]
     Experts {
-        /// What is wrong.
+        /// Reason for the refusal.
         why: String,
     },
     /// A plan file that is damaged, or made for another model or other devices.

@@ -8,6 +8,7 @@ use super::logits::{Best, top_of_row};
 use super::matmul::Exact;
 use super::row::{Row, RowWise};
 use crate::abi::array;
+use crate::experts::matmul::tiles;
 use crate::experts::route::{Choice, Gate, Groups, MAX_EXPERTS, MAX_GROUPS, MAX_USED};
 use crate::kernel::Kernel;
 use crate::layout::{GROUP_ROWS, group_bytes};
@@ -141,9 +142,7 @@ impl<W: Format> HostKernel for ExpertMatMul<W> {
 fn tasks_per_assignment(constants: &[u32]) -> Option<u32> {
     let [rows, _, n, _, _, expert_rows, _, used, ..]: [u32; 11] = array(constants);
     let experts = n / expert_rows.max(1);
-    // An expert may start at any row of a group.
-    let before = if expert_rows.is_multiple_of(GROUP_ROWS as u32) { 0 } else { GROUP_ROWS as u32 - 1 };
-    (rows.saturating_mul(used) < experts).then(|| (expert_rows + before).div_ceil(TASK_ROWS))
+    (rows.saturating_mul(used) < experts).then(|| tiles(expert_rows, TASK_ROWS))
 }
 
 /// Maximum number of assignments that share one read of a task's weights.
@@ -200,7 +199,7 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Computes the tasks in `groups`, of which each assignment has `tasks`.
+    /// Computes the tasks in `groups`. Each assignment has `tasks` tasks.
     ///
     /// # Safety
     /// The requirements of [`HostFn`] apply.

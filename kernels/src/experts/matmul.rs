@@ -80,10 +80,15 @@ fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut
 /// Returns a grid of the groups of 16 weight rows that an expert may need × assignments.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let (rows, expert_rows, used) = (constants[0], constants[5], constants[7]);
-    // An expert that starts within a group may need one more.
-    let starts_within = !expert_rows.is_multiple_of(GROUP_ROWS as u32);
-    let groups = expert_rows.div_ceil(GROUP_ROWS as u32) + u32::from(starts_within);
-    [groups, rows.saturating_mul(used), 1]
+    [tiles(expert_rows, GROUP_ROWS as u32), rows.saturating_mul(used), 1]
+}
+
+/// Returns the number of tiles of `tile_rows` weight rows that hold all rows of any expert, if the first tile starts with
+/// the group of rows in which the expert starts. An expert may start at any row of a group, unless its rows are whole
+/// groups.
+pub(crate) fn tiles(expert_rows: u32, tile_rows: u32) -> u32 {
+    let before = if expert_rows.is_multiple_of(GROUP_ROWS as u32) { 0 } else { GROUP_ROWS as u32 - 1 };
+    expert_rows.saturating_add(before).div_ceil(tile_rows)
 }
 
 /// Number of weight rows per group of the product for many rows.
@@ -95,9 +100,7 @@ pub(crate) fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     let last_row = first_row.saturating_add(n.saturating_sub(1));
     let expert_of = |row: u32| row / expert_rows.max(1);
     let experts = expert_of(last_row) - expert_of(first_row) + 1;
-    // An expert may start at any row of a group.
-    let before = if expert_rows.is_multiple_of(GROUP_ROWS as u32) { 0 } else { GROUP_ROWS as u32 - 1 };
-    [(expert_rows + before).div_ceil(TILE_ROWS), if n > 0 { experts } else { 0 }, 1]
+    [tiles(expert_rows, TILE_ROWS), if n > 0 { experts } else { 0 }, 1]
 }
 
 /// Sizes of a case.
@@ -236,6 +239,19 @@ impl ExpertMatMul {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_hold_an_expert_that_starts_at_any_row() {
+        for (expert_rows, tile_rows) in [(16, 16), (17, 16), (22, 16), (48, 64), (50, 64), (66, 64), (1, 16)]
+        {
+            let most = (0..64u32).map(|expert| {
+                let (first, end) = (expert * expert_rows, (expert + 1) * expert_rows);
+                (end - first / 16 * 16).div_ceil(tile_rows)
+            });
+            assert!(most.max() <= Some(tiles(expert_rows, tile_rows)), "{expert_rows} in {tile_rows}");
+        }
+        assert_eq!(tiles(u32::MAX, 16), u32::MAX.div_ceil(16));
+    }
 
     #[test]
     fn a_launch_needs_whole_pieces_and_space_for_all_slots() {

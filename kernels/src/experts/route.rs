@@ -39,7 +39,7 @@ pub enum Gate {
     Sigmoid = 1,
 }
 
-/// Groups of neighbouring experts, of which some take part in the choice.
+/// Groups of neighbouring experts. Only some of the groups take part in the choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Number of groups, a divisor of the number of experts. One group changes nothing.

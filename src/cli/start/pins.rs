@@ -10,7 +10,7 @@ use ragtag_planner::{Split, SplitPart};
 /// Maximum number of pinned segments. No model has more segments. The limit bounds the time that Ragtag wastes on
 /// mistyped ranges.
 const MAX_PINS: usize = 1 << 16;
-/// What follows the blocks in a pin of their experts.
+/// Word for the experts of blocks in a pin, after the blocks and a dot.
 const EXPERTS: &str = "experts";
 
 /// Parts of a model that must be on a device.

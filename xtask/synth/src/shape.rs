@@ -22,10 +22,11 @@ pub enum Preset {
     /// 69 billion weights, in the shape of a well-known large Llama, with blocks too large for any cache
     #[value(name = "70b")]
     B70,
-    /// 1 billion weights, of which each token uses 0.3 billion: 32 experts, 4 per token
+    /// 1 billion weights with 32 experts: each token uses 4 experts and 0.3 billion weights
     #[value(name = "1b-a0.3b")]
     B1A03,
-    /// 30.5 billion weights, of which each token uses 3.3 billion, in the shape of a well-known mixture of 128 experts
+    /// 30.5 billion weights in the shape of a well-known mixture of 128 experts: each token uses 8 experts and 3.3 billion
+    /// weights
     #[value(name = "30b-a3b")]
     B30A3,
 }
