@@ -65,7 +65,8 @@ use ragtag_transfer::Routes;
 #[derive(Clone, Debug)]
 pub struct Planner {
     model: Model,
-    granularity: Granularity,
+    /// The granularity that the caller has set with [`Planner::granularity`].
+    granularity: Option<Granularity>,
     devices: Vec<DeviceFacts>,
     /// Labels of devices that are present but not selected.
     not_selected: Vec<String>,
@@ -93,8 +94,7 @@ pub struct Planner {
 const SMALLEST_CHUNK: u32 = 16;
 
 impl Planner {
-    /// Creates a planner for one sequence, int8 activations, block granularity and the longest context that
-    /// fits.
+    /// Creates a planner for one sequence, int8 activations and the longest context that fits.
     pub fn new(model: &Model) -> Self {
         let limits = PlanLimits {
             context: None,
@@ -114,7 +114,7 @@ impl Planner {
         };
         Self {
             model: model.clone(),
-            granularity: Granularity::default(),
+            granularity: None,
             devices: Vec::new(),
             not_selected: Vec::new(),
             device_options: None,
@@ -365,9 +365,11 @@ impl Planner {
     }
 
     /// Sets the granularity of segments. With half-blocks, the planner can balance unequal devices better,
-    /// but planning takes longer.
+    /// but planning takes longer. By default, segments are blocks. If a mixture of experts does not fit one device, and
+    /// no split and no pins name segments, the planner also searches half-blocks, so that experts may be apart from
+    /// attention.
     pub fn granularity(mut self, granularity: Granularity) -> Self {
-        self.granularity = granularity;
+        self.granularity = Some(granularity);
         self
     }
 
@@ -407,9 +409,27 @@ impl Planner {
     /// Returns [`Error::Planner`] if no plan fits in memory, or if a figure, a constraint or the split is
     /// invalid. The error names the missing memory or the invalid item.
     pub fn plan(&self) -> Result<Plan> {
-        let plan = self.with_input(|input| Ok(ragtag_planner::plan(input)?))?;
+        let plan_at = |granularity| self.with_input(granularity, |input| Ok(ragtag_planner::plan(input)?));
+        let plan = match (self.granularity, plan_at(self.given_granularity())) {
+            (None, plan) if self.may_divide_blocks(&plan) => better(plan, plan_at(Granularity::HalfBlock)),
+            (_, plan) => plan,
+        }?;
         let chunks = self.chunks.clone().or(plan.chunks);
         Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
+    }
+
+    fn given_granularity(&self) -> Granularity {
+        self.granularity.unwrap_or_default()
+    }
+
+    /// Returns whether experts apart from attention may be better than `plan`, whose segments are blocks.
+    fn may_divide_blocks(&self, plan: &Result<Plan>) -> bool {
+        let is_on_one = |plan: &Plan| plan.stages.len() == 1 && plan.stages[0].streamed.is_empty();
+        self.model.hyperparameters().extras.experts.is_some()
+            && self.devices.len() > 1
+            && self.split.is_none()
+            && self.constraints.pins.is_empty()
+            && !plan.as_ref().is_ok_and(is_on_one)
     }
 
     /// Makes a plan whose placement follows a simple rule, for comparison with the planner's own placement.
@@ -418,7 +438,7 @@ impl Planner {
     /// # Errors
     /// Fails like [`Planner::plan`], except that a plan that does not fit is not an error.
     pub fn baseline(&self, rule: Baseline) -> Result<Option<Plan>> {
-        self.with_input(|input| Ok(ragtag_planner::baseline(input, rule)?))
+        self.with_input(self.given_granularity(), |input| Ok(ragtag_planner::baseline(input, rule)?))
     }
 
     /// Makes a plan with the placement of [`Planner::baseline`] and the fixed settings of common engines.
@@ -431,10 +451,15 @@ impl Planner {
     /// # Errors
     /// Fails like [`Planner::baseline`].
     pub fn untuned_baseline(&self, rule: Baseline, decode: EngineDecode) -> Result<Option<Plan>> {
-        self.with_input(|input| Ok(ragtag_planner::untuned_baseline(input, rule, decode)?))
+        let granularity = self.given_granularity();
+        self.with_input(granularity, |input| Ok(ragtag_planner::untuned_baseline(input, rule, decode)?))
     }
 
-    fn with_input<T>(&self, then: impl FnOnce(&PlannerInput<'_>) -> Result<T>) -> Result<T> {
+    fn with_input<T>(
+        &self,
+        granularity: Granularity,
+        then: impl FnOnce(&PlannerInput<'_>) -> Result<T>,
+    ) -> Result<T> {
         let model = &self.model;
         let context = self.limits.context.unwrap_or(model.hyperparameters().context);
         let bounded = |chunk: u32| chunk.min(context.max(1)).max(self.limits.sequences);
@@ -445,10 +470,10 @@ impl Planner {
             others.retain(|other| *other != chunk);
             others.dedup();
         }
-        let segments = self.segments(context, chunk)?;
+        let segments = self.segments(granularity, context, chunk)?;
         let others: Vec<(u32, Vec<Segment>)> = others
             .into_iter()
-            .map(|chunk| Ok((chunk, self.segments(context, chunk)?)))
+            .map(|chunk| Ok((chunk, self.segments(granularity, context, chunk)?)))
             .collect::<Result<_>>()?;
         let others: Vec<_> = others.iter().map(|(chunk, segments)| (*chunk, segments.as_slice())).collect();
         let facts = model_facts(model)?;
@@ -486,7 +511,7 @@ impl Planner {
 
     /// Lowers the model for a context of `context` tokens and chunks of up to `chunk` tokens. Returns its
     /// segments.
-    fn segments(&self, context: u32, chunk: u32) -> Result<Vec<Segment>> {
+    fn segments(&self, granularity: Granularity, context: u32, chunk: u32) -> Result<Vec<Segment>> {
         let limits = &self.limits;
         let lowering = Lowering {
             activations: limits.activations,
@@ -500,7 +525,7 @@ impl Planner {
             wire_type: WireType::F32,
         };
         let as_error = |cause| Error::Model { name: self.model.name().into(), cause };
-        self.model.graph().with_granularity(self.granularity).segments(&lowering).map_err(as_error)
+        self.model.graph().with_granularity(granularity).segments(&lowering).map_err(as_error)
     }
 }
 
@@ -554,6 +579,17 @@ impl Planner {
             }
             other => other,
         }
+    }
+}
+
+/// Returns the plan with the better score. Prefers `halves` only if it is better by more than rounding errors.
+fn better(blocks: Result<Plan>, halves: Result<Plan>) -> Result<Plan> {
+    match (blocks, halves) {
+        (Ok(blocks), Ok(halves)) if halves.explanation.score_us < blocks.explanation.score_us * 0.999 => {
+            Ok(halves)
+        }
+        (Err(_), Ok(halves)) => Ok(halves),
+        (blocks, _) => blocks,
     }
 }
 

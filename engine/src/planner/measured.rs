@@ -109,7 +109,8 @@ impl Planner {
     }
 
     fn replan_from(&self, measured: &Measured) -> Result<Option<Replanned>> {
-        let mut planner = Self { split: None, ..self.clone() };
+        let granularity = Some(measured.plan.model.granularity);
+        let mut planner = Self { split: None, granularity, ..self.clone() };
         planner.limits.context = Some(measured.plan.context);
         let first = Comparison::new(&measured.comparand(&planner), &measured.stats);
         let alike = Alike::of(&first, &planner.devices);

@@ -228,6 +228,30 @@ impl From<&Segment> for SegmentKey {
 }
 
 impl SegmentKey {
+    /// Returns the other half of this block, or `None` if this is no block to which `half` may belong.
+    fn without(&self, half: &Self) -> Option<Self> {
+        let (kind, experts, window) = match half.kind {
+            SegmentKind::Attention if half.window == self.window => {
+                (SegmentKind::FeedForward, self.experts, None)
+            }
+            SegmentKind::FeedForward if half.experts == self.experts => {
+                (SegmentKind::Attention, None, self.window)
+            }
+            _ => return None,
+        };
+        let is_block = self.kind == SegmentKind::Block;
+        is_block.then_some(Self {
+            kind,
+            flops_per_row: self.flops_per_row.checked_sub(half.flops_per_row)?,
+            flops_per_row_position: self.flops_per_row_position.checked_sub(half.flops_per_row_position)?,
+            read_bytes: self.read_bytes.checked_sub(half.read_bytes)?,
+            experts,
+            read_bytes_per_row: self.read_bytes_per_row.checked_sub(half.read_bytes_per_row)?,
+            kv_bytes_per_position: self.kv_bytes_per_position.checked_sub(half.kv_bytes_per_position)?,
+            window,
+        })
+    }
+
     /// Returns whether the segment's time depends on the attended positions.
     pub fn attends(&self) -> bool {
         self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
@@ -369,6 +393,11 @@ fn slope(a: &TimeSample, b: &TimeSample) -> f64 {
 }
 
 impl Roofline {
+    /// Returns the time of some work at the highest rates, without the overhead, in microseconds.
+    fn us(&self, work: &SegmentWork) -> f64 {
+        (work.bytes / self.bandwidth_bytes_per_s).max(work.flops / self.flops_per_s) * 1e6
+    }
+
     /// Fits a roofline that bounds all measured times from below. Returns `None` if there are no measured
     /// times.
     pub fn fit(kinds: &[KindProfile]) -> Option<Self> {
@@ -390,9 +419,26 @@ impl Roofline {
 }
 
 impl Profile {
-    /// Returns the time of a segment for a micro-batch, or `None` if its kind was not measured.
+    /// Returns the time of a segment for a micro-batch, or `None` if neither its kind nor a block to which it may
+    /// belong was measured.
     pub fn time(&self, key: &SegmentKey, batch: &BatchShape) -> Option<Figure> {
-        self.kinds.iter().find(|kind| kind.key == *key)?.time(&key.point(batch))
+        match self.kinds.iter().find(|kind| kind.key == *key) {
+            Some(kind) => kind.time(&key.point(batch)),
+            None => self.time_of_half(key, batch),
+        }
+    }
+
+    /// Returns the time of half a block: its part of the time of a measured block, in proportion to the times that the
+    /// roofline gives for the two halves.
+    fn time_of_half(&self, half: &SegmentKey, batch: &BatchShape) -> Option<Figure> {
+        let roofline = self.roofline?;
+        let rests = self.kinds.iter().filter_map(|kind| Some((kind, kind.key.without(half)?)));
+        let (block, rest) = rests.into_iter().next()?;
+        let us = |key: &SegmentKey| roofline.us(&key.work(&key.point(batch)));
+        let (own_us, rest_us) = (us(half), us(&rest));
+        let whole = block.time(&block.key.point(batch))?;
+        let part = if own_us > 0.0 { own_us / (own_us + rest_us) } else { 0.0 };
+        Some(Figure { value: whole.value * part, source: FigureSource::Fitted })
     }
 
     /// Returns whether `key` was measured at exactly the point `at`.

@@ -281,3 +281,47 @@ fn samples_beyond_the_window_are_one_point() {
     assert_eq!(Profile::from_json(&json).expect("a profile"), profile);
     assert_eq!(json.matches("window").count(), 1, "{json}");
 }
+
+/// Half a block takes its part of the measured block's time, whatever its own experts read.
+#[test]
+fn halves_share_the_time_of_their_block() {
+    let experts = ragtag_graph::ExpertReads { bytes: 8_000_000, count: 8, used: 2 };
+    let whole = Segment { experts: Some(experts), ..segment(SegmentKind::Block) };
+    let attention = Segment {
+        kind: SegmentKind::Attention,
+        read_bytes: 1_000_000,
+        experts: None,
+        flops_per_row: 500_000,
+        read_bytes_per_row: 50,
+        ..whole.clone()
+    };
+    let feed_forward = Segment {
+        kind: SegmentKind::FeedForward,
+        read_bytes: 0,
+        flops_per_row: 1_500_000,
+        flops_per_row_position: 0,
+        read_bytes_per_row: 50,
+        kv_bytes_per_position: 0,
+        ..whole.clone()
+    };
+    let samples = vec![sample(1, 1, 32.0, 100.0), sample(64, 64, 32.0, 900.0)];
+    let kinds = vec![KindProfile::new((&whole).into(), samples)];
+    let roofline = Some(Roofline { bandwidth_bytes_per_s: 1e11, flops_per_s: 1e13, launch_us: 1.0 });
+    let profile = Profile { kinds, roofline, ..profile() };
+    for rows in [1, 64] {
+        let batch = BatchShape { rows, logit_rows: 0, sequences: rows, positions: 32.0 };
+        let us =
+            |segment: &Segment| profile.time(&segment.into(), &batch).expect("a half of the block").value;
+        let (attention_us, feed_forward_us) = (us(&attention), us(&feed_forward));
+        assert!((attention_us + feed_forward_us - us(&whole)).abs() < 1e-6);
+        // One row reads 2 MB of experts, beside 1 MB of attention; all rows read all 8 MB.
+        let share = if rows == 1 { 2.0 / 3.0 } else { 8.0 / 9.0 };
+        assert!((feed_forward_us / us(&whole) - share).abs() < 0.12, "{rows} rows: {feed_forward_us}");
+    }
+    let other = Segment { window: Some(16), ..attention };
+    assert!(
+        profile
+            .time(&(&other).into(), &BatchShape { rows: 1, logit_rows: 0, sequences: 1, positions: 1.0 })
+            .is_none()
+    );
+}

@@ -36,12 +36,17 @@ const SHARES: usize = 8;
 pub(super) fn add(grid: &Grid<'_>, found: &mut SearchResult) {
     let turns = found.all().flat_map(|choice| interleaved(&choice.runs)).collect();
     let Some(choice) = best(grid, turns) else { return };
-    if choice.expected_us() < found.best.expected_us() * (1.0 - GAIN) {
+    if gains(&choice, &found.best) {
         let exact = std::mem::replace(&mut found.best, choice);
         found.others.insert(0, exact);
     } else {
         found.others.push(choice);
     }
+}
+
+/// Returns whether the gain of a choice from giving devices several stages exceeds [`GAIN`].
+pub(super) fn gains(choice: &Choice, than: &Choice) -> bool {
+    choice.expected_us() < than.expected_us() * (1.0 - GAIN)
 }
 
 /// Returns the best placement of these families, for an input in which no placement with one stage per device fits.
@@ -51,10 +56,17 @@ pub(super) fn alone(grid: &Grid<'_>) -> Option<SearchResult> {
 
 /// Returns the best of `placements` and of those that do not depend on other placements.
 fn best(grid: &Grid<'_>, mut placements: Vec<Vec<Run>>) -> Option<Choice> {
-    placements.extend(feed_forward_apart(grid.input));
-    placements.extend(around_pins(grid.input));
     placements.retain(|runs| grid.input.allows(runs));
+    placements.extend(independent(grid.input));
     grid.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+/// Returns the placements of these families that do not depend on other placements, as far as the constraints allow.
+pub(super) fn independent(input: &PlannerInput<'_>) -> Vec<Vec<Run>> {
+    let mut placements = feed_forward_apart(input);
+    placements.extend(around_pins(input));
+    placements.retain(|runs| input.allows(runs));
+    placements
 }
 
 /// Returns placements in which one device has all segments without a pin.

@@ -3,7 +3,8 @@
 //! segments that the other device decodes.
 //!
 //! The search gives the GPU as many segments as fit beside the prefill stage, at every point of the grid. If
-//! copies wait for arenas, it also tries more arenas, although fewer segments may then fit. Finally, it lets the
+//! copies wait for arenas, it also tries more arenas, although fewer segments may then fit. It also tries the
+//! placements in which the other device has feed-forward halves or pinned segments alone. Finally, it lets the
 //! devices take turns: the prefill stage then copies weights while it computes the GPU's own segments.
 //!
 //! This module knows nothing about the explanation.
@@ -14,6 +15,7 @@ use super::problem::{Problem, Run};
 use super::streamed::{device_may_stream, with_longest_chunk, with_more_arenas};
 use super::workload_times::Point;
 use super::{Constraints, PlannerInput};
+use crate::cost::DeviceFacts;
 use crate::objective::Workload;
 use ragtag_graph::execution::FEWEST;
 use rayon::prelude::*;
@@ -41,8 +43,15 @@ pub(super) fn search(grid: &Grid<'_>) -> Option<Choice> {
         };
         orders.iter().filter_map(of_order).filter(|choice| input.allows(&choice.runs)).collect()
     });
-    let best = best(&one_each)?;
-    starting(grid, if input.several_stages { in_turns(grid, &one_each, best) } else { best })
+    if !input.several_stages {
+        return starting(grid, best(&one_each)?);
+    }
+    let apart = beside_some(grid, &families::independent(input));
+    let best = match (best(&one_each), apart) {
+        (Some(best), Some(apart)) if !families::gains(&apart, &best) => best,
+        (best, apart) => apart.or(best)?,
+    };
+    starting(grid, in_turns(grid, &one_each, best))
 }
 
 /// Returns the variant of the choices in which the devices take as many turns as clearly shorten long prompts,
@@ -71,18 +80,34 @@ fn in_turns(grid: &Grid<'_>, one_each: &[Choice], best: Choice) -> Choice {
 /// Returns the best choice that adds a prefill stage to the placement `runs`. Returns `None` if no device of
 /// the placement is in host memory, or if no prefill stage fits.
 pub(super) fn beside(grid: &Grid<'_>, runs: &[Run]) -> Option<Choice> {
-    let in_host = |run: &Run| grid.input.devices[run.device].in_host_memory;
+    beside_some(grid, &[runs.to_vec()]).and_then(|choice| starting(grid, choice))
+}
+
+/// Returns the best choice that adds a prefill stage to one of `placements`.
+fn beside_some(grid: &Grid<'_>, placements: &[Vec<Run>]) -> Option<Choice> {
+    let streaming: Vec<_> =
+        placements.iter().map(|runs| (runs, streaming_devices(grid.input, runs))).collect();
+    let choices = at_all_points(grid, |problem| {
+        let of_device =
+            |runs: &[Run], device| fastest(problem, |most| placed_beside(problem, runs, device, most));
+        let of_placement = |(runs, devices): &(&Vec<Run>, Vec<usize>)| {
+            devices.iter().filter_map(|device| of_device(runs, *device)).collect::<Vec<_>>()
+        };
+        streaming.iter().flat_map(of_placement).collect()
+    });
+    best(&choices)
+}
+
+/// Returns the devices of a placement that may stream the weights of another one in host memory.
+fn streaming_devices(input: &PlannerInput<'_>, runs: &[Run]) -> Vec<usize> {
+    let in_host = |run: &Run| input.devices[run.device].in_host_memory;
     let mut devices: Vec<usize> = runs.iter().map(|run| run.device).collect();
     devices.sort_unstable();
     devices.dedup();
     devices.retain(|&device| {
-        device_may_stream(grid.input, device) && runs.iter().any(|run| run.device != device && in_host(run))
+        device_may_stream(input, device) && runs.iter().any(|run| run.device != device && in_host(run))
     });
-    let choices = at_all_points(grid, |problem| {
-        let of_device = |&device: &usize| fastest(problem, |most| placed_beside(problem, runs, device, most));
-        devices.iter().filter_map(of_device).collect()
-    });
-    best(&choices).and_then(|choice| starting(grid, choice))
+    devices
 }
 
 /// Returns the placement `runs` with the prefill stage that has the most arenas up to `most`, if it fits.
@@ -142,11 +167,15 @@ fn starting(grid: &Grid<'_>, mut choice: Choice) -> Option<Choice> {
 
 /// Returns the prefill stage on `device` beside the placement `runs`. It streams all segments of other
 /// devices that can be streamed, through the most arenas up to `most`, and holds the others. Returns `None`
-/// if there are too few, if a stage on the device streams weights, or if the constraints forbid the stage.
+/// if there are too few, if a stage on the device streams weights, or if the constraints forbid the stage. Segments
+/// that are pinned to a device in host memory may be streamed from there.
 fn prefill_run(problem: &Problem<'_>, runs: &[Run], device: usize, most: usize) -> Option<Run> {
     // The stage computes all segments, and is one more stage.
     let Constraints { pins, max_stages, .. } = problem.input.constraints;
-    if pins.iter().any(|pin| pin.device != problem.input.devices[device].label)
+    let may_compute =
+        |of_pin: &DeviceFacts| of_pin.in_host_memory || of_pin.label == problem.input.devices[device].label;
+    let pinned = |label: &String| problem.input.devices.iter().find(|of_pin| of_pin.label == *label);
+    if pins.iter().any(|pin| !pinned(&pin.device).is_some_and(may_compute))
         || max_stages.is_some_and(|most| most as usize <= runs.len())
     {
         return None;

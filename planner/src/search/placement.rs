@@ -7,13 +7,7 @@ use super::{families, hybrid, streamed};
 /// of their own, and a prefill stage only if `may_prefill` is set. Returns `None` if no placement fits.
 pub(super) fn search(grid: &Grid<'_>, may_prefill: bool) -> Option<SearchResult> {
     let may_stream = grid.input.may_stream();
-    let Some(mut found) = grid.search() else {
-        let apart = || grid.input.several_stages.then(|| families::alone(grid)).flatten();
-        return apart().or_else(|| may_stream.then(|| streamed::search(grid)).flatten());
-    };
-    if grid.input.several_stages {
-        families::add(grid, &mut found);
-    }
+    let Some(found) = resident(grid) else { return may_stream.then(|| streamed::search(grid)).flatten() };
     if !may_stream || !streamed::is_short_of_memory(grid, &found) {
         return Some(found);
     }
@@ -25,5 +19,19 @@ pub(super) fn search(grid: &Grid<'_>, may_prefill: bool) -> Option<SearchResult>
             Some(SearchResult::with_best(hybrid, others, None))
         }
         None => Some(found),
+    }
+}
+
+/// Searches the placements whose weights all stay in their devices.
+fn resident(grid: &Grid<'_>) -> Option<SearchResult> {
+    let several_stages = grid.input.several_stages;
+    match grid.search() {
+        Some(mut found) => {
+            if several_stages {
+                families::add(grid, &mut found);
+            }
+            Some(found)
+        }
+        None => several_stages.then(|| families::alone(grid)).flatten(),
     }
 }

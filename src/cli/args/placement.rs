@@ -22,7 +22,8 @@ const USUAL_MAX_LOAD_PERCENT: u8 = 10;
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
     /// Smallest unit of placement: a transformer block, or its attention and feed-forward halves. Default:
-    /// the granularity of the plan with --plan, otherwise block.
+    /// the granularity of the plan with --plan, otherwise block; for a mixture of experts that does not fit one
+    /// device, the better one.
     #[arg(long, value_name = "SIZE", value_parser = choice(GRANULARITIES), hide = true)]
     pub(crate) granularity: Option<Granularity>,
     /// Place the segments yourself, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` lists the segment

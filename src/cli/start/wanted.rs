@@ -138,10 +138,11 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    fn granularity(&self) -> Granularity {
-        let usual = self.plan().map(|plan| plan.model.granularity).unwrap_or_default();
-        let usual = if self.pins.iter().any(Pin::needs_halves) { Granularity::HalfBlock } else { usual };
-        self.args.granularity.unwrap_or(usual)
+    /// Returns the granularity that the arguments or the plan file request. `None` lets the planner choose.
+    fn granularity(&self) -> Option<Granularity> {
+        let of_pins = || self.pins.iter().any(Pin::needs_halves).then_some(Granularity::HalfBlock);
+        let usual = || self.plan().map(|plan| plan.model.granularity);
+        self.args.granularity.or_else(of_pins).or_else(usual)
     }
 
     /// Checks the pins against `model`, and that the plan file is valid for it and for the planner's devices.
@@ -150,11 +151,12 @@ impl<'a> Wanted<'a> {
     /// Fails if a pin names experts that the model lacks, or if the plan is invalid, or was made for another model or
     /// other devices.
     pub(crate) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
-        pins::check(&self.pins, model, self.granularity())?;
+        let granularity = self.granularity().unwrap_or_default();
+        pins::check(&self.pins, model, granularity)?;
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-        let Err(cause) = plan.validate(&model.as_planned(self.granularity())?, &labels) else {
+        let Err(cause) = plan.validate(&model.as_planned(granularity)?, &labels) else {
             return Ok(());
         };
         let flags = match (&cause, &plan.device_options, planner.device_options()) {
@@ -190,8 +192,11 @@ impl<'a> Wanted<'a> {
 
     /// Returns `planner` with the requested placement and settings.
     pub(crate) fn over(&self, planner: Planner, model: &Model) -> Planner {
+        let planner = match self.granularity() {
+            Some(granularity) => planner.granularity(granularity),
+            None => planner,
+        };
         let planner = planner
-            .granularity(self.granularity())
             .sequences(self.sequences())
             .kv(self.kv())
             .kv_use(self.kv_use())

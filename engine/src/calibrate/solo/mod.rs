@@ -25,9 +25,11 @@ use std::time::{Duration, Instant};
 /// Number of micro-batches that are submitted together. The time between their ends is the time that a
 /// micro-batch takes in a busy pipeline.
 const BURST: u32 = 2;
-/// 32-bit pattern with which KV caches and activations are filled. It is a small normal number both as two
-/// f16 values and as one f32 value.
+/// 32-bit pattern with which KV caches are filled. It is a small normal number both as two f16 values and as one
+/// f32 value.
 const FILLING: u32 = 0x2c00_2c00;
+/// Bytes of different activations. More rows repeat them.
+const ACTIVATION_BYTES: u64 = 1 << 20;
 
 /// A device whose stages can be timed outside a pipeline.
 pub struct SoloDevice {
@@ -92,15 +94,41 @@ impl SoloDevice {
         Ok((id, region))
     }
 
-    /// Fills the KV caches and activations of a stage with small normal numbers.
+    /// Fills the KV caches of a stage with small normal numbers, and its activations with different ones: rows that
+    /// are equal would choose the same experts.
     fn fill(&mut self, memory: &LoneStage) -> Result<()> {
         let compiled = memory.compiled();
         let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
-        let rows = (0..BURST).map(|slot| memory.rows(slot, rows_bytes));
-        let fill = |to| Command::Fill { to, word: FILLING };
-        let fills = memory.kv().chain(rows).map(fill).collect();
-        let signal = self.submit(QueueKind::Compute, Work::Commands(fills), &[])?;
-        self.wait(signal)
+        let fills = memory.kv().map(|to| Command::Fill { to, word: FILLING }).collect();
+        let filled = self.submit(QueueKind::Compute, Work::Commands(fills), &[])?;
+        self.wait(filled)?;
+        let bytes = ACTIVATION_BYTES.min(rows_bytes);
+        let activations = self.activations(bytes)?;
+        let upload = |rows: BufferRange| {
+            let starts = (0..rows.bytes).step_by(bytes.max(1) as usize);
+            starts.map(move |start| {
+                let to =
+                    BufferRange { offset: rows.offset + start, bytes: bytes.min(rows.bytes - start), ..rows };
+                Command::Upload { region: activations, offset: 0, to }
+            })
+        };
+        let uploads = (0..BURST).flat_map(|slot| upload(memory.rows(slot, rows_bytes))).collect();
+        let done = self.submit(QueueKind::Upload, Work::Commands(uploads), &[])?;
+        self.wait(done)
+    }
+
+    /// Returns host memory with `bytes` bytes of different activations.
+    fn activations(&mut self, bytes: u64) -> Result<RegionId> {
+        let (id, region) = self.region(bytes.max(4))?;
+        let mut state = 1u32;
+        let words = (0..bytes / 4).flat_map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // A number of either sign between 2⁻⁹ and 2⁻⁷ as f32, and two normal numbers as f16.
+            ((state & 0x80ff_83ff) | 0x3b00_2c00).to_le_bytes()
+        });
+        let mut lease = region.write(0..bytes as usize / 4 * 4).map_err(|cause| self.failed(cause))?;
+        lease.iter_mut().zip(words).for_each(|(to, byte)| *to = byte);
+        Ok(id)
     }
 
     /// Submits work and returns the point that it signals.

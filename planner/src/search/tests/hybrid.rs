@@ -349,6 +349,19 @@ fn the_gpu_decodes_as_many_segments_as_fit() {
     assert!(lengths.len() > 6 && lengths.is_sorted() && lengths.first() < lengths.last(), "{lengths:?}");
 }
 
+/// Pins decide where weights are. A prefill stage may still stream them from host memory.
+#[test]
+fn a_prefill_stage_streams_pinned_segments_from_host_memory() {
+    let mut pinned = world(100);
+    pinned.constraints.pins.push(Pin { segment: 12, device: "cpu:0".into() });
+    let plan = planned(&pinned).expect("fits");
+    let decodes = plan.stages.iter().find(|stage| stage.segments.range().contains(&12));
+    assert_eq!(decodes.map(|stage| stage.device.as_str()), Some("cpu:0"));
+    let prefill = plan.prefill_stage.expect("has a prefill stage");
+    assert_eq!(prefill.stage.device, "gpu:0");
+    assert!(prefill.stage.streamed.contains(&12));
+}
+
 #[test]
 fn other_plans_have_no_prefill_stage() {
     let has_none = |world: &World| planned(world).expect("fits").prefill_stage.is_none();
@@ -365,8 +378,9 @@ fn other_plans_have_no_prefill_stage() {
     changed.constraints.max_stages = Some(2);
     assert!(has_none(&changed), "there may be only two stages");
     let mut changed = world(100);
+    changed.devices[1].in_host_memory = false;
     changed.constraints.pins.push(Pin { segment: 12, device: "cpu:0".into() });
-    assert!(has_none(&changed), "the prefill stage would compute a pinned segment");
+    assert!(has_none(&changed), "the prefill stage would compute a segment that is pinned to another GPU");
     let mut changed = world(100);
     changed.devices[1].in_host_memory = false;
     assert!(has_none(&changed), "no device is in host memory");
