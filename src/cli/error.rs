@@ -41,6 +41,12 @@ pub(crate) enum Error {
         /// Reason for the refusal.
         why: String,
     },
+    /// An override of tensors that is malformed, or that the model does not allow.
+    #[error("--override-tensor: {why}")]
+    Override {
+        /// Reason for the refusal.
+        why: String,
+    },
     /// A plan file that is damaged, or made for another model or other devices.
     #[error("{}: {cause}", path.display())]
     PlanFile { path: PathBuf, cause: Box<InvalidPlan> },
@@ -96,7 +102,8 @@ impl Error {
             Error::SelfTest(_) => 1,
             Error::Usage(_) | Error::Conversation { .. } | Error::RequestFile { .. } => 2,
             Error::ContextFull { .. } => 2,
-            Error::Split(_) | Error::Pin(_) | Error::Experts { .. } | Error::PlanFile { .. } => 4,
+            Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
+            Error::Experts { .. } | Error::Override { .. } => 4,
             Error::PlanDevices { .. } | Error::PlanRoutes { .. } => 4,
             Error::PlanMemory { .. } => 6,
             #[cfg(feature = "server")]

@@ -106,7 +106,15 @@ fn over(args: &PlacementArgs, options: PlanOptions) -> PlacementArgs {
     let kv = args.kv.over(&options);
     // A split replaces the search, so it also replaces the constraints.
     let args = match options.split {
-        Some(_) => PlacementArgs { pin: vec![], exclude: vec![], max_stages: None, ..args.clone() },
+        Some(_) => PlacementArgs {
+            pin: vec![],
+            override_tensor: vec![],
+            cpu_moe: false,
+            n_cpu_moe: None,
+            exclude: vec![],
+            max_stages: None,
+            ..args.clone()
+        },
         None => args.clone(),
     };
     PlacementArgs {

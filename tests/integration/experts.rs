@@ -495,10 +495,33 @@ fn pins_place_the_experts_of_blocks() {
     is(stages(&[&["--pin", "experts=cpu:1"], &rest[..]].concat()), &with_last);
     let one = [&apart[..2], &[(json!([5, 7]), "cpu:0")]].concat();
     is(stages(&[&["--pin", "1.experts=cpu:1", "--pin", "6=cpu:0"], &rest[..]].concat()), &one);
-    let refused = |pin: &str, more: &[&str]| {
-        let output = ragtag().args(arguments).args(["--pin", pin]).args(more).assert().code(4);
+    // As llama.cpp writes them.
+    is(stages(&[&["--override-tensor", r"blk\.[12]\.ffn_.*_exps=CPU1"], &rest[..]].concat()), &with_last);
+    let on_first =
+        ["--override-tensor", "exps=CPU", "--override-tensor", "attn=CPU1,token=CPU1,^output=CPU1"];
+    let placed = stages(&[&on_first[..], &["--override-tensor", r"blk\.0\.ffn=CPU1"]].concat());
+    let by_tensors = [(json!([0, 3]), "cpu:1"), (json!([4, 4]), "cpu:0"), (json!([5, 5]), "cpu:1")];
+    is(placed, &[&by_tensors[..], &[(json!([6, 6]), "cpu:0"), (json!([7, 7]), "cpu:1")]].concat());
+    let others = ["--pin", "0-3=cpu:1", "--pin", "5=cpu:1", "--pin", "7=cpu:1"];
+    for on_cpu in [&["--cpu-moe"][..], &["--n-cpu-moe", "99"]] {
+        is(
+            stages(&[on_cpu, &others[..]].concat()),
+            &[
+                (json!([0, 3]), "cpu:1"),
+                (json!([4, 4]), "cpu:0"),
+                (json!([5, 5]), "cpu:1"),
+                (json!([6, 6]), "cpu:0"),
+                (json!([7, 7]), "cpu:1"),
+            ],
+        );
+    }
+    let fails = |options: &[&str]| {
+        let output = ragtag().args(arguments).args(options).assert().code(4);
         String::from_utf8(output.get_output().stderr.clone()).unwrap()
     };
+    let refused = |pin: &str, more: &[&str]| fails(&[&["--pin", pin], more].concat());
+    assert!(fails(&["--override-tensor", "ffn_gate_exps=CPU"]).contains("cannot be apart"));
+    assert!(fails(&["--override-tensor", "ffn_gate_expz=CPU"]).contains("matches no tensor"));
     assert!(refused("3.experts=cpu:1", &[]).contains("the last block is 2"));
     assert!(refused("0.experts=cpu:1", &[]).contains("these blocks have no experts"));
     assert!(refused("experts=cpu:1", &["--granularity", "block"]).contains("--granularity half"));

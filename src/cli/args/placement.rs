@@ -38,6 +38,16 @@ pub(crate) struct PlacementArgs {
     /// Repeatable.
     #[arg(long, value_name = "SEGMENTS=DEVICE", hide = true, conflicts_with_all = ["split", "plan"])]
     pub(crate) pin: Vec<String>,
+    /// Place the tensors whose names match regular expressions on a device, as in llama.cpp: exps=CPU, or
+    /// blk\.(2[0-9])\.ffn_.*_exps=CUDA1. The experts of a block stay together. Repeatable.
+    #[arg(long, value_name = "REGEX=DEVICE,…", hide = true, conflicts_with_all = ["split", "plan"])]
+    pub(crate) override_tensor: Vec<String>,
+    /// Place the experts of all blocks on the CPU.
+    #[arg(long, hide = true, conflicts_with_all = ["split", "plan", "n_cpu_moe"])]
+    pub(crate) cpu_moe: bool,
+    /// Place the experts of the first N blocks on the CPU.
+    #[arg(long, value_name = "N", hide = true, conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
+    pub(crate) n_cpu_moe: Option<u32>,
     /// Leave a device out of the plan. Repeatable.
     #[arg(long, value_name = "DEVICE", hide = true, conflicts_with_all = ["split", "plan"])]
     pub(crate) exclude: Vec<String>,

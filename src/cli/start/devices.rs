@@ -52,19 +52,21 @@ pub(super) fn probe(model: &Model, options: &DeviceOptions, wanted: &Wanted<'_>)
     }
 }
 
-/// Adds the CPU to the probed devices `gpus` if they need its help, and prints the selection. If `is_strict` is set,
-/// checks the devices and the model's weights.
+/// Adds the CPU to the probed devices `gpus` if they need its help or the placement names it, and prints the selection.
+/// If `is_strict` is set, checks the devices and the model's weights.
 pub(super) fn helped(
     gpus: Devices,
     model: &Model,
     options: &DeviceOptions,
+    wanted: &Wanted<'_>,
     is_strict: bool,
 ) -> Result<Devices> {
     let sizes = model.graph().weights().tensors().iter().map(|tensor| tensor.bytes);
     let (weight_bytes, before) = (sizes.fold(0, u64::saturating_add), gpus.selected().len());
-    let devices = gpus.helped_by_cpu(options, weight_bytes)?;
+    let is_named = wanted.names_cpu();
+    let devices = gpus.helped_by_cpu(options, if is_named { u64::MAX } else { weight_bytes })?;
     inform(&devices.start_line());
-    if devices.selected().len() > before {
+    if devices.selected().len() > before && !is_named {
         note(&format!(
             "note: the weights ({}) exceed the memory of the GPUs, so the CPU may help; --device gpu selects only GPUs",
             bytes(weight_bytes)

@@ -6,6 +6,7 @@
 
 pub(super) mod devices;
 pub(super) mod model;
+mod overrides;
 mod pins;
 pub(super) mod placed;
 pub(super) mod speeds;

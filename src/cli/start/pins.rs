@@ -17,8 +17,27 @@ const EXPERTS: &str = "experts";
 pub(super) enum Pin {
     /// Segments, each on a device.
     Segments(Split),
-    /// Experts of these blocks, or of all.
-    Experts { blocks: Option<Span>, device: String },
+    /// Experts of blocks.
+    Experts { blocks: Blocks, device: String },
+}
+
+/// Blocks whose experts a pin places.
+#[derive(Debug, PartialEq)]
+pub(super) enum Blocks {
+    All,
+    /// The first blocks, of a model that may have fewer.
+    First(u32),
+    Span(Span),
+}
+
+impl Blocks {
+    fn contains(&self, block: u32) -> bool {
+        match self {
+            Self::All => true,
+            Self::First(count) => block < *count,
+            Self::Span(span) => (span.first()..=span.last()).contains(&block),
+        }
+    }
 }
 
 impl Pin {
@@ -42,11 +61,29 @@ impl Pin {
             return Err(wrong());
         }
         let Some(blocks) = blocks.strip_suffix('.') else {
-            return if blocks.is_empty() { Ok(Self::Experts { blocks: None, device }) } else { Err(wrong()) };
+            return if blocks.is_empty() {
+                Ok(Self::Experts { blocks: Blocks::All, device })
+            } else {
+                Err(wrong())
+            };
         };
         let (first, last) = blocks.split_once('-').unwrap_or((blocks, blocks));
         let span = first.parse().ok().zip(last.parse().ok()).and_then(|(first, last)| Span::new(first, last));
-        Ok(Self::Experts { blocks: Some(span.ok_or_else(wrong)?), device })
+        Ok(Self::Experts { blocks: Blocks::Span(span.ok_or_else(wrong)?), device })
+    }
+
+    /// Returns the pin that `--cpu-moe` or `--n-cpu-moe` stands for.
+    pub(super) fn of_moe(all: bool, first: Option<u32>) -> Option<Self> {
+        let blocks = first.map(Blocks::First).or_else(|| all.then_some(Blocks::All))?;
+        Some(Self::Experts { blocks, device: "cpu:0".into() })
+    }
+
+    /// Returns the devices that the pin names.
+    pub(super) fn devices(&self) -> Vec<&str> {
+        match self {
+            Self::Segments(split) => split.parts.iter().map(|part| part.device.as_str()).collect(),
+            Self::Experts { device, .. } => vec![device],
+        }
     }
 
     /// Returns whether the pin needs segments of half a block.
@@ -66,10 +103,7 @@ impl Pin {
             }
             Self::Experts { blocks, device } => {
                 let layers = model.hyperparameters().layers;
-                let is_pinned = |block: &u32| {
-                    let in_span = |span: &Span| (span.first()..=span.last()).contains(block);
-                    has_experts(model, *block) && blocks.as_ref().is_none_or(in_span)
-                };
+                let is_pinned = |block: &u32| has_experts(model, *block) && blocks.contains(*block);
                 // The embedding comes first. Each block has an attention half, then a feed-forward half.
                 (0..layers).filter(is_pinned).map(|block| (2 * block + 2, device.clone())).collect()
             }
@@ -102,7 +136,7 @@ pub(super) fn check(pins: &[Pin], model: &Model, granularity: Granularity) -> Re
         }
         let last = model.hyperparameters().layers - 1;
         match pin {
-            Pin::Experts { blocks: Some(span), .. } if span.last() > last => {
+            Pin::Experts { blocks: Blocks::Span(span), .. } if span.last() > last => {
                 return fail(format!("blocks {span}: the last block is {last}"));
             }
             pin if pin.segments(model).is_empty() => return fail("these blocks have no experts".into()),
@@ -119,7 +153,10 @@ mod tests {
     #[test]
     fn pins_name_segments_or_experts() {
         let experts = |text: &str| match Pin::read(text).unwrap() {
-            Pin::Experts { blocks, device } => (blocks.map(|span| (span.first(), span.last())), device),
+            Pin::Experts { blocks: Blocks::Span(span), device } => {
+                (Some((span.first(), span.last())), device)
+            }
+            Pin::Experts { device, .. } => (None, device),
             Pin::Segments(split) => panic!("{split}"),
         };
         assert_eq!(experts("experts=cpu:0"), (None, "cpu:0".into()));

@@ -139,7 +139,7 @@ pub(crate) fn placed_while(
         )
     });
     wanted.needs.workload = workload?;
-    let devices = devices::helped(probed?, model, &options, device_args.strict)?;
+    let devices = devices::helped(probed?, model, &options, &wanted, device_args.strict)?;
     let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
     let plan = planner.plan()?;
     let file = placement.plan.as_deref().map(|path| input_name(path).into());
@@ -170,7 +170,7 @@ pub(crate) fn for_fleet_or_devices(
         None => {
             let (options, is_strict) = (devices::options(devices), devices.strict);
             let found = devices::probe(model, &options, &wanted)?;
-            let found = devices::helped(found, model, &options, is_strict)?;
+            let found = devices::helped(found, model, &options, &wanted, is_strict)?;
             Ok((on_devices(model, &found, &wanted, is_strict)?, Some(found)))
         }
     }

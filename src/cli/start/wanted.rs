@@ -1,5 +1,6 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
+use super::overrides::{self, Override};
 use super::pins::{self, Pin};
 use crate::cli::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use crate::cli::error::{Error, Result};
@@ -63,26 +64,38 @@ pub(crate) struct Wanted<'a> {
     file: Option<(&'a Path, Plan)>,
     split: Option<Split>,
     pins: Vec<Pin>,
+    overrides: Vec<Override>,
     kv: KvType,
 }
 
 impl<'a> Wanted<'a> {
-    /// Reads the plan file and parses the split and the pins.
+    /// Reads the plan file and parses the split, the pins and the overrides.
     ///
     /// # Errors
-    /// Fails if the plan file cannot be read, or if the plan file, the split or a pin cannot be parsed. Also
-    /// fails if the types of keys and values do not go together.
+    /// Fails if the plan file cannot be read, or if the plan file, the split, a pin or an override cannot be parsed.
+    /// Also fails if the types of keys and values do not go together.
     pub(crate) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse::<Split>).transpose()?.map(with_canonical_names);
-        let pins = args.pin.iter().map(|pin| Pin::read(pin)).collect::<Result<_>>()?;
-        let mut wanted = Self { args, needs, file, split, pins, kv: KvType::F16 };
+        let mut pins = args.pin.iter().map(|pin| Pin::read(pin)).collect::<Result<Vec<_>>>()?;
+        pins.extend(Pin::of_moe(args.cpu_moe, args.n_cpu_moe));
+        let overrides = args.override_tensor.iter().map(|text| overrides::read(text));
+        let overrides = overrides.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        let mut wanted = Self { args, needs, file, split, pins, overrides, kv: KvType::F16 };
         wanted.kv = args.kv.types(wanted.usual_kv())?;
         Ok(wanted)
     }
 
     fn plan(&self) -> Option<&Plan> {
         self.file.as_ref().map(|(_, plan)| plan)
+    }
+
+    /// Returns whether the split, a pin or an override names a CPU device.
+    pub(crate) fn names_cpu(&self) -> bool {
+        let parts = self.split.iter().flat_map(|split| split.parts.iter().map(|part| part.device.as_str()));
+        let overrides = self.overrides.iter().map(|each| each.device.as_str());
+        let mut named = parts.chain(self.pins.iter().flat_map(Pin::devices)).chain(overrides);
+        named.any(|device| device.starts_with("cpu:"))
     }
 
     pub(crate) fn is_calibrated(&self) -> bool {
@@ -140,7 +153,8 @@ impl<'a> Wanted<'a> {
 
     /// Returns the granularity that the arguments or the plan file request. `None` lets the planner choose.
     fn granularity(&self) -> Option<Granularity> {
-        let of_pins = || self.pins.iter().any(Pin::needs_halves).then_some(Granularity::HalfBlock);
+        let needs_halves = || self.pins.iter().any(Pin::needs_halves) || !self.overrides.is_empty();
+        let of_pins = || needs_halves().then_some(Granularity::HalfBlock);
         let usual = || self.plan().map(|plan| plan.model.granularity);
         self.args.granularity.or_else(of_pins).or_else(usual)
     }
@@ -148,11 +162,12 @@ impl<'a> Wanted<'a> {
     /// Checks the pins against `model`, and that the plan file is valid for it and for the planner's devices.
     ///
     /// # Errors
-    /// Fails if a pin names experts that the model lacks, or if the plan is invalid, or was made for another model or
-    /// other devices.
+    /// Fails if a pin or an override names tensors that the model lacks, or if the plan is invalid, or was made for
+    /// another model or other devices.
     pub(crate) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
         let granularity = self.granularity().unwrap_or_default();
         pins::check(&self.pins, model, granularity)?;
+        overrides::check(&self.overrides, model, granularity)?;
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
@@ -252,7 +267,8 @@ impl<'a> Wanted<'a> {
         if let Some(split) = &self.split {
             planner = planner.split(split.clone());
         }
-        for (segment, device) in pins::segments(&self.pins, model) {
+        let overridden = overrides::segments(&self.overrides, model).unwrap_or_default();
+        for (segment, device) in pins::segments(&self.pins, model).into_iter().chain(overridden) {
             planner = planner.pin(segment, &device);
         }
         for device in &self.args.exclude {
