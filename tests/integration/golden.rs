@@ -329,31 +329,50 @@ fn logits_of_a_fused_projection_are_within_1e_4() {
 /// `transformers`, and that Ragtag does not read the other parts.
 #[test]
 fn logits_of_the_text_part_are_within_1e_4() {
-    let source = test_support::golden("tiny-gemma3");
-    let config = support::read_json(&source.join("config.json"));
-    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let sections = serde_json::json!({ "rope_type": "default", "mrope_section": [2, 3, 3] });
+    let older = serde_json::json!({ "type": "mrope", "mrope_section": [2, 3, 3] });
+    let none = serde_json::Value::Null;
+    for (name, class, tower, prefix, scaling) in [
+        ("tiny-gemma3", "Gemma3", "vision_tower", "language_model.model.", &none),
+        ("tiny-gemma3", "Gemma3", "vision_tower", "model.language_model.", &none),
+        ("tiny-mistral", "Mistral3", "multi_modal_projector", "language_model.model.", &none),
+        ("tiny-qwen2", "Qwen2_5_VL", "model.visual", "model.language_model.", &sections),
+        ("tiny-qwen2", "Qwen2VL", "visual", "model.", &older),
+        ("tiny-qwen3", "Qwen3VL", "model.visual", "model.language_model.", &sections),
+    ] {
+        let source = test_support::golden(name);
+        let mut config = support::read_json(&source.join("config.json"));
+        if !scaling.is_null() {
+            config["rope_scaling"] = scaling.clone();
+        }
+        // Older files have the fields of the text part among the others.
+        let whole =
+            if prefix == "model." { config.clone() } else { serde_json::json!({ "text_config": config }) };
+        let mut whole = whole.as_object().unwrap().clone();
+        whole.insert("architectures".into(), serde_json::json!([format!("{class}ForConditionalGeneration")]));
+        whole.insert("vision_config".into(), serde_json::json!({ "depth": 1 }));
+        let bytes = with_tower(&std::fs::read(source.join("model.safetensors")).unwrap(), prefix, tower);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        let whole = serde_json::Value::Object(whole).to_string();
+        std::fs::write(folder.path().join("config.json"), whole).unwrap();
+        let Checkpoint { ids, logits, .. } = Checkpoint::open(name);
+        let text = Checkpoint { models: vec![Model::open(folder.path()).unwrap()], ids, logits };
+        text.check_logits(&format!("{class} {prefix}"), &Setup::default());
+    }
+}
+
+/// Returns a safetensors file whose names start with `prefix` in place of `model.`, and that has one more tensor in the
+/// part `tower`.
+fn with_tower(bytes: &[u8], prefix: &str, tower: &str) -> Vec<u8> {
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).unwrap();
-    for prefix in ["language_model.model.", "model.language_model."] {
-        let renamed =
-            header.iter().map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor.clone()));
-        let mut renamed: serde_json::Map<_, _> = renamed.collect();
-        let tower = serde_json::json!({
-            "dtype": "F32", "shape": [1, 1, 1], "data_offsets": [data.len(), data.len() + 4]
-        });
-        renamed.insert("vision_tower.patch.weight".into(), tower);
-        let renamed = serde_json::to_vec(&renamed).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let length = (renamed.len() as u64).to_le_bytes();
-        let file = [&length[..], &renamed, data, &[0; 4]].concat();
-        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-        let whole = serde_json::json!({
-            "architectures": ["Gemma3ForConditionalGeneration"], "text_config": config
-        });
-        std::fs::write(folder.path().join("config.json"), whole.to_string()).unwrap();
-        let Checkpoint { ids, logits, .. } = Checkpoint::open("tiny-gemma3");
-        let text = Checkpoint { models: vec![Model::open(folder.path()).unwrap()], ids, logits };
-        text.check_logits(prefix, &Setup::default());
-    }
+    let renamed = header.iter().map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor.clone()));
+    let mut renamed: serde_json::Map<_, _> = renamed.collect();
+    let offsets = [data.len(), data.len() + 4];
+    let patch = serde_json::json!({ "dtype": "F32", "shape": [1, 1, 1], "data_offsets": offsets });
+    renamed.insert(format!("{tower}.patch.weight"), patch);
+    let renamed = serde_json::to_vec(&renamed).unwrap();
+    [&(renamed.len() as u64).to_le_bytes()[..], &renamed, data, &[0; 4]].concat()
 }

@@ -58,7 +58,9 @@ fn models_page_is_up_to_date() {
         let classes = architecture.classes.iter().map(|class| format!("`{class}`"));
         let texts = architecture.multimodal_classes.iter().map(|class| format!("`{class}` (its text part)"));
         let cells = [cell(classes.chain(texts).collect()), cell(directory), cell(gguf)].join(" | ");
-        writeln!(page, "| `{}` | {cells} |", architecture.name).unwrap();
+        let names = std::iter::once(&architecture.name).chain(architecture.multimodal_names);
+        let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+        writeln!(page, "| {} | {cells} |", names.join(", ")).unwrap();
         assert!(verified.contains_key(architecture.name), "no test runs {}", architecture.name);
     }
     let path = support::root().join(PAGE);

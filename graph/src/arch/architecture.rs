@@ -16,6 +16,9 @@ use std::borrow::Cow;
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
+    /// Values of `general.architecture` for the text parts of multimodal models. They have more keys, which say where
+    /// images are. Text has the same numbers without them.
+    pub multimodal_names: &'static [&'static str],
     /// Names of the model classes that `config.json` lists under `architectures`.
     pub classes: &'static [&'static str],
     /// Names of the classes of multimodal models whose text part has this architecture. Ragtag reads only this
@@ -77,6 +80,7 @@ pub(super) const SILU: (&str, &[&str]) = ("hidden_act", &["silu", "swish"]);
 /// An architecture with the properties that most of them share.
 pub(super) const USUAL: Architecture = Architecture {
     name: "",
+    multimodal_names: &[],
     classes: &[],
     multimodal_classes: &[],
     gguf_pairing: RopePairing::Halves,

@@ -25,7 +25,8 @@ impl Hyperparameters {
         metadata: &Metadata,
         weights: &Weights,
     ) -> Result<Self, ModelError> {
-        let architecture = kind.name;
+        // The prefix of the keys.
+        let architecture: &str = metadata.get("general.architecture")?;
         let key = |part: &str| format!("{architecture}.{part}");
         let count = |part: &str| -> Result<u32, ModelError> {
             in_range(&key(part), metadata.get::<u32>(&key(part))?.into())
@@ -60,7 +61,7 @@ impl Hyperparameters {
             rope: scaled(rope, metadata, architecture, &float, context, weights)?,
             epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
             vocabulary: vocabulary(weights)?,
-            architecture: architecture.to_owned(),
+            architecture: kind.name.to_owned(),
             width,
             heads,
             kv_heads,
@@ -75,20 +76,25 @@ impl Hyperparameters {
             },
         };
         let keys = Keys::of_gguf(metadata, architecture);
+        if kind.multimodal_names.contains(&architecture) {
+            ["rope.dimension_sections", "n_deepstack_layers"]
+                .into_iter()
+                .for_each(|part| keys.mark(&key(part)));
+        }
         (kind.read)(&keys, &mut found)?;
         keys.check_all_read()?;
         found.check_shape(
             ["attention.head_count_kv", "rope.dimension_count", "attention.key_length"].map(key),
         )?;
-        found.check_features(metadata)?;
+        found.check_features(metadata, architecture)?;
         Ok(found)
     }
 
     /// Rejects metadata that requires unsupported features, because ignoring these features would give wrong
     /// results.
-    fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
+    fn check_features(&self, metadata: &Metadata, architecture: &str) -> Result<(), ModelError> {
         let [value, causal, experts] = ["attention.value_length", "attention.causal", "expert_count"]
-            .map(|key| format!("{}.{key}", self.architecture));
+            .map(|key| format!("{architecture}.{key}"));
         let what = if metadata.find::<u32>(&value)?.is_some_and(|length| length != self.head_dimensions) {
             format!("{value} other than the key length")
         } else if metadata.find::<bool>(&causal)? == Some(false) {

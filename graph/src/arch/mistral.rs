@@ -7,6 +7,7 @@ use super::rope::RopePairing;
 pub(super) static MISTRAL: Architecture = Architecture {
     name: "mistral",
     classes: &["MistralForCausalLM"],
+    multimodal_classes: &["Mistral3ForConditionalGeneration"],
     defaults: &[EPSILON, kv_heads(8), sliding_window(4096)],
     gguf_pairing: RopePairing::Interleaved,
     read: |keys, h| keys.window(h, 0),

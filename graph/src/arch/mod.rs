@@ -79,7 +79,8 @@ impl Architecture {
     /// # Errors
     /// Returns [`ModelError::Architecture`] with the known names if `name` is unknown.
     pub fn find(name: &str) -> Result<&'static Architecture, ModelError> {
-        ARCHITECTURES.into_iter().find(|a| a.name == name).ok_or_else(|| ModelError::Architecture {
+        let is_called = |a: &&Architecture| a.name == name || a.multimodal_names.contains(&name);
+        ARCHITECTURES.into_iter().find(is_called).ok_or_else(|| ModelError::Architecture {
             name: name.into(),
             known: ARCHITECTURES.map(|a| a.name).join(", "),
         })

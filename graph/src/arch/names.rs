@@ -103,7 +103,7 @@ const OTHER_PREDICTORS: [&str; 2] = ["mtp.", "model.mtp_"];
 const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
 /// Prefixes of tensors that are not in the text part of a multimodal model.
-const OTHER_PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+const OTHER_PARTS: [&str; 3] = ["vision_tower.", "multi_modal_projector.", "visual."];
 /// Prefix of tensors in the text part of a multimodal model.
 const TEXT_PART: &str = "language_model.";
 
@@ -197,6 +197,8 @@ mod tests {
             ("language_model.lm_head.weight", Some("lm_head.weight")),
             ("model.language_model.norm.weight", Some("model.norm.weight")),
             ("vision_tower.norm.weight", None),
+            ("visual.norm.weight", None),
+            ("model.visual.norm.weight", None),
             ("model.multi_modal_projector.norm.weight", None),
         ] {
             assert_eq!(in_text_part(name).as_deref(), text, "{name}");

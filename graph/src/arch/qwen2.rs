@@ -10,7 +10,9 @@ use crate::error::ModelError;
 
 pub(super) static QWEN2: Architecture = Architecture {
     name: "qwen2",
+    multimodal_names: &["qwen2vl"],
     classes: &["Qwen2ForCausalLM"],
+    multimodal_classes: &["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"],
     defaults: &[EPSILON, kv_heads(32), sliding_window(4096)],
     read: window,
     layer: |h, index| {

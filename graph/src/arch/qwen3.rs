@@ -9,7 +9,9 @@ use super::transformer::{Attention, Layer, QkNorm};
 
 pub(super) static QWEN3: Architecture = Architecture {
     name: "qwen3",
+    multimodal_names: &["qwen3vl"],
     classes: &["Qwen3ForCausalLM"],
+    multimodal_classes: &["Qwen3VLForConditionalGeneration"],
     defaults: &[EPSILON, kv_heads(32), sliding_window(4096), ("head_dim", Setting::Count(128))],
     biases: ATTENTION_BIAS,
     read: qwen2::window,

@@ -9,6 +9,7 @@ use ragtag_kernels::experts::route::Choice;
 
 pub(super) static QWEN3_MOE: Architecture = Architecture {
     name: "qwen3moe",
+    multimodal_names: &["qwen3vlmoe"],
     classes: &["Qwen3MoeForCausalLM"],
     defaults: &[
         EPSILON,

@@ -10,7 +10,7 @@ use super::quantization::Quantization;
 use crate::arch::{
     Architecture, DynamicScaling, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Yarn,
 };
-use crate::error::{ModelError, Quoted};
+use crate::error::{FormatError, ModelError, Quoted};
 use crate::source::Directory;
 use ragtag_kernels::TensorType;
 use serde_json::Value;
@@ -24,7 +24,7 @@ pub(super) fn read(
     let architecture = Architecture::of_class(&class)?;
     Quantization::read(&config)?;
     if architecture.multimodal_classes.contains(&&*class) {
-        config = config.object("text_config")?.ok_or_else(|| config.missing("text_config"))?;
+        config = text_part(config)?;
     }
     architecture.defaults.iter().for_each(|(key, value)| config.add_missing(key, (*value).into()));
     let (activation, functions) = architecture.activation;
@@ -64,6 +64,22 @@ pub(super) fn read(
     hyperparameters
         .check_shape(["num_key_value_heads", "head_dim", "head_dim"].map(|key| config.in_file(key)))?;
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
+}
+
+/// Returns the fields of the text part of a multimodal model. Older files have them among the others.
+fn text_part(config: Fields) -> Result<Fields, FormatError> {
+    const TIED: &str = "tie_word_embeddings";
+    let Some(mut text) = config.object("text_config")? else {
+        return if config.find("hidden_size").is_some() {
+            Ok(config)
+        } else {
+            Err(config.missing("text_config"))
+        };
+    };
+    if config.flag(TIED)? == Some(true) {
+        text.set(TIED, true.into());
+    }
+    Ok(text)
 }
 
 /// Returns the settings of quantized weights, if there are any.
@@ -163,7 +179,8 @@ fn rope(
         },
     };
     match kind {
-        "default" => Ok(plain),
+        // In text, all sections of a head have the same position.
+        "default" | "mrope" => Ok(plain),
         "dynamic" => {
             let original_context = config.count("max_position_embeddings")?;
             let dynamic = DynamicScaling { factor: scaling.float("factor")?, original_context };

@@ -28,6 +28,10 @@ impl Fields {
         self.map.entry(key).or_insert(value);
     }
 
+    pub(super) fn set(&mut self, key: &str, value: Value) {
+        self.map.insert(key.to_owned(), value);
+    }
+
     pub(crate) fn find(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }

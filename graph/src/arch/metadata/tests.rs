@@ -228,3 +228,17 @@ fn accepts_values_at_their_limits() {
     let message = with("attention.key_length", LARGEST / 2 + 2).unwrap_err().to_string();
     assert!(message.contains("llama.attention.key_length: 2 heads of 8388610"), "{message}");
 }
+
+#[test]
+fn text_parts_of_multimodal_models_have_other_names() {
+    for (multimodal, own) in [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3")] {
+        let read = |name: &str| {
+            read_as(name, |w| {
+                w.put(&format!("{name}.rope.dimension_sections"), &[2u32, 3, 3, 0][..]);
+                w.put(&format!("{name}.n_deepstack_layers"), 3u32);
+            })
+        };
+        assert_eq!(read(multimodal).unwrap(), read_as(own, |_| ()).unwrap());
+        assert!(read(own).unwrap_err().to_string().contains("is not part of this architecture"));
+    }
+}
