@@ -1,6 +1,7 @@
 //! The threads of a device that share the work of a script.
 //!
-//! There is no fork and join per kernel, and no thread waits for another thread to wake up. A launch is
+//! There is no fork and join per kernel, and no thread waits for another thread to wake up. Between scripts, threads
+//! spin only if the machine has spare cores ([`Anticipation`]). A launch is
 //! divided into pieces, one per work group. Any other step is a single piece. Every thread walks through all
 //! steps. In each step, it takes chunks of pieces from a shared counter until no pieces are left. It then
 //! waits until all pieces of the step are done, and continues with the next step. A thread that starts late
@@ -13,19 +14,25 @@ use crate::driver::{Script, Step};
 use crate::script::{name, pieces, run};
 use crossbeam_channel::{Sender, unbounded};
 use ragtag_hal::queues::Thread;
-use ragtag_hal::{Error, Result};
+use ragtag_hal::{Anticipation, Error, Result};
 use std::any::Any;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 /// Number of chunks per thread into which the pieces of a step are divided. With several chunks per thread,
 /// faster threads can do more of the work.
 const CHUNKS_PER_THREAD: u32 = 4;
 /// Number of spin iterations of a waiting thread before it yields. They take a few microseconds.
 const SPINS: u32 = 128;
+
+/// Time for which a helper spins before it parks, on machines with spare cores. It also spins around the times at
+/// which it expects the next script: if another device computes between two scripts, a part of the second script
+/// would be over before all helpers are awake.
+const LINGER: Duration = Duration::from_micros(40);
 
 /// Progress of a step.
 #[derive(Debug, Default)]
@@ -148,7 +155,12 @@ impl Team {
     pub(crate) fn new(name: &str, threads: u32) -> Result<Self> {
         let helper = |number: u32| {
             let (inbox, runs) = unbounded::<Arc<Run>>();
-            let work = move || runs.iter().for_each(|run| run.work());
+            let work = move || {
+                let mut wait = Anticipation::lingering_if_spare(LINGER);
+                while let Some(run) = wait.receive(&runs) {
+                    run.work();
+                }
+            };
             Ok(Helper { inbox: Some(inbox), thread: Thread::spawn(format!("{name} {number}"), work)? })
         };
         Ok(Self { helpers: (1..threads).map(helper).collect::<Result<_>>()? })

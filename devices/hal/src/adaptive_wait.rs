@@ -7,6 +7,7 @@
 //!
 //! This module knows nothing about the events that it waits for.
 
+use crossbeam_channel::Receiver;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -89,6 +90,24 @@ impl Anticipation {
             history.learn(start.elapsed());
         }
         found
+    }
+
+    /// Receives the next item of a channel. Returns `None` if the channel is closed and empty.
+    pub fn receive<T>(&mut self, channel: &Receiver<T>) -> Option<T> {
+        self.wait(|turn| {
+            let received = match turn {
+                Turn::Look => channel.try_recv().map_err(|error| error.is_disconnected()),
+                Turn::Rest(None) => channel.recv().map_err(|_| true),
+                Turn::Rest(Some(limit)) => {
+                    channel.recv_timeout(limit).map_err(|error| error.is_disconnected())
+                }
+            };
+            match received {
+                Ok(item) => Awaited::Found(item),
+                Err(true) => Awaited::Gone,
+                Err(false) => Awaited::Nothing,
+            }
+        })
     }
 
     fn phase(&self, elapsed: Duration) -> Phase {
@@ -189,6 +208,26 @@ mod tests {
             wild.learn(us(wait));
         }
         assert_eq!(wild.phase(us(4950)), Phase::Asleep { until: None });
+    }
+
+    #[test]
+    fn a_channel_is_received_from_until_it_is_closed() {
+        for mut policy in
+            [Anticipation::default(), Anticipation::brief(us(200)), Anticipation::lingering(us(5))]
+        {
+            let (sender, receiver) = crossbeam_channel::unbounded();
+            let sending = std::thread::spawn(move || {
+                for item in 0..20 {
+                    std::thread::sleep(us(100 * (item % 3)));
+                    sender.send(item).unwrap();
+                }
+            });
+            for item in 0..20 {
+                assert_eq!(policy.receive(&receiver), Some(item));
+            }
+            assert_eq!(policy.receive(&receiver), None);
+            sending.join().unwrap();
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A device with one stage submits computations before their inputs have arrived, because its micro-batches
 //! follow each other in order. On a device with several stages, a computation that waits for another device
 //! would block the other stages in the compute queue. The core therefore submits a computation only after its
-//! input has arrived. It submits the oldest micro-batch first, because the pipeline needs its result first. A
+//! input has arrived, unless there is only one micro-batch. It submits the oldest micro-batch first, because the
+//! pipeline needs its result first. A
 //! micro-batch is never ready at two stages at once, so its age alone determines the order. The core queues a
 //! second computation only if no older micro-batch can still arrive.
 //!
@@ -203,8 +204,17 @@ impl DeviceCore {
         Ok(())
     }
 
+    /// Returns the only micro-batch that is or will be at a stage, and the stage, if its input is on the way. Its
+    /// computation then starts without the delay until the host learns of the arrival, and no other one can be
+    /// ready before.
+    fn arriving(&self) -> Option<(MicroBatchId, usize)> {
+        let is_alone = self.computing.is_empty() && self.unfinished.len() == 1;
+        let of_stage = |stage: usize| Some((self.stages[stage].oldest()?.0, stage));
+        is_alone.then(|| (0..self.stages.len()).find_map(of_stage)).flatten()
+    }
+
     /// Submits the oldest micro-batches whose inputs have arrived, until the compute queue holds enough of
-    /// them.
+    /// them. Submits one whose input is on the way if there is nothing else to compute.
     fn compute(&mut self, now: Nanoseconds, actions: &mut Vec<DeviceAction>) -> Result<()> {
         loop {
             let uploaded = self.progress.uploaded;
@@ -213,7 +223,7 @@ impl DeviceCore {
                 received.is_none_or(|point| point.value <= uploaded).then_some((micro_batch, stage))
             };
             let oldest = (0..self.stages.len()).filter_map(arrived).min();
-            let Some((micro_batch, stage)) = oldest else { return Ok(()) };
+            let Some((micro_batch, stage)) = oldest.or_else(|| self.arriving()) else { return Ok(()) };
             let is_oldest = self.unfinished.first().is_none_or(|first| micro_batch <= *first);
             if self.computing.len() >= if is_oldest { COMPUTING } else { 1 } {
                 return Ok(());

@@ -712,13 +712,26 @@ fn progress(core: &mut DeviceCore, computed: u64, uploaded: u64) -> Vec<(usize, 
 fn stages_that_share_a_device_compute_only_what_has_arrived() {
     let mut core = two_stages();
     enter(&mut core, 1, 0);
+    // The first stage does not wait for the other one's input.
+    assert_eq!(computed(&enter(&mut core, 0, 1)), [(0, 1)]);
     let actions = step_device(&mut core, DeviceEvent::Stage { stage: 1, event: staged(0, 0, 1) });
     assert!(matches!(actions[..], [(1, StageAction::Copy { .. }), (1, StageAction::ToPrevious(_))]));
     assert_eq!(core.awaited(), [QueueKind::Upload, QueueKind::Compute]);
-    // The first stage does not wait for the other one's input.
-    assert_eq!(computed(&enter(&mut core, 0, 1)), [(0, 1)]);
-    assert_eq!(computed(&progress(&mut core, 0, 1)), [(1, 0)]);
+    assert!(computed(&progress(&mut core, 1, 0)).is_empty(), "another micro-batch comes back");
+    assert_eq!(computed(&progress(&mut core, 1, 1)), [(1, 0)]);
     assert!(core.awaited().is_empty() && !core.is_idle());
+}
+
+/// The only micro-batch of a device blocks no other one, so its computation may wait for its input in the queue.
+#[test]
+fn a_micro_batch_that_is_alone_is_submitted_before_its_input_has_arrived() {
+    let mut core = two_stages();
+    assert_eq!(computed(&enter(&mut core, 0, 0)), [(0, 0)]);
+    progress(&mut core, 1, 0);
+    enter(&mut core, 1, 0);
+    let actions = step_device(&mut core, DeviceEvent::Stage { stage: 1, event: staged(0, 0, 1) });
+    assert_eq!(computed(&actions), [(1, 0)]);
+    assert!(computed(&progress(&mut core, 1, 1)).is_empty());
 }
 
 #[test]

@@ -37,7 +37,7 @@ const MAX_TIMINGS: usize = 1 << 16;
 /// time.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
 /// Time for which a completion thread that executes scripts itself spins before it parks. The next decode
-/// step often arrives within this time.
+/// step often arrives within this time. On machines with spare cores, the thread also spins around predicted times.
 const BRIEF: Duration = Duration::from_micros(5);
 /// Maximum time between two polls of the driver. The driver does not wake the thread, so after a longer sleep
 /// the thread could notice an early end too late.
@@ -449,8 +449,8 @@ struct Waits {
 impl Waits {
     fn new<Q: DriverQueue>() -> Self {
         let anticipation = || match Q::RUNS_IN_WAIT {
-            // If `wait` runs the scripts, the device's kernel threads need the cores.
-            true => Anticipation::brief(BRIEF),
+            // If `wait` runs the scripts, the device's kernel threads need the cores, unless there are many.
+            true => Anticipation::lingering(BRIEF),
             false => Anticipation::lingering_if_spare(LINGER),
         };
         Self { start: anticipation(), end: anticipation() }
@@ -508,7 +508,11 @@ impl<Q: DriverQueue> Completion<Q> {
     fn run_completion(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>, closing: &AtomicBool) {
         let mut waits = Waits::new::<Q>();
         let mut abandoned = Vec::new();
-        for flight in flights {
+        let mut next = match Q::RUNS_IN_WAIT {
+            true => Anticipation::lingering_if_spare(BRIEF),
+            false => Anticipation::default(),
+        };
+        while let Some(flight) = next.receive(flights) {
             let ended = match flight {
                 Flight::Enqueued(work) => self.end(work, &mut waits, closing),
                 Flight::Failed(error) => Err(error),
