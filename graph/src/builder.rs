@@ -336,17 +336,18 @@ impl<'a> Builder<'a> {
     ) -> Result<NodeIndex, ModelError> {
         let (shape, used) = (self.graph.node(x).shape(), self.graph.node(route).width / 2);
         let width = 2 * used * hidden;
-        let (rows, piece) = (hidden, hidden);
+        let (activations, rows, piece) = (Activations::F32, hidden, hidden);
         let both = format!("blk.{layer}.ffn_gate_up_exps.weight");
         if self.found(&both).is_some() {
             let weights = self.experts(layer, "ffn_gate_up", count, [shape.width, 2 * hidden])?;
-            let operator = ExpertMatMul { weights, count, used, rows: 2 * hidden, piece, column: 0 };
+            let rows = 2 * hidden;
+            let operator = ExpertMatMul { weights, activations, count, used, rows, piece, column: 0 };
             return Ok(self.add(operator, Shape { width, ..shape }, &[x, route]));
         }
         let mut inputs = vec![x, route];
         for (part, column) in [("ffn_gate", 0), ("ffn_up", used * hidden)] {
             let weights = self.experts(layer, part, count, [shape.width, hidden])?;
-            let operator = ExpertMatMul { weights, count, used, rows, piece, column };
+            let operator = ExpertMatMul { weights, activations, count, used, rows, piece, column };
             let product = self.add(operator, Shape { width, ..shape }, &inputs);
             inputs = vec![x, route, product];
         }
@@ -364,7 +365,8 @@ impl<'a> Builder<'a> {
     ) -> Result<NodeIndex, ModelError> {
         let (shape, used) = (self.graph.node(x).shape(), self.graph.node(route).width / 2);
         let weights = self.experts(layer, "ffn_down", count, [shape.width / used, width])?;
-        let operator = ExpertMatMul { weights, count, used, rows: width, piece: width, column: 0 };
+        let (activations, rows, piece) = (Activations::F32, width, width);
+        let operator = ExpertMatMul { weights, activations, count, used, rows, piece, column: 0 };
         let all = self.add(operator, Shape { width: used * width, ..shape }, &[x, route]);
         Ok(self.apply(ExpertCombine { used }, &[all, route]))
     }

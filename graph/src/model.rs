@@ -8,14 +8,14 @@ use crate::error::{FormatError, ModelError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::{Granularity, SegmentKind};
 use crate::graph::OperatorGraph;
-use crate::ops::{Heads, Rows};
+use crate::ops::{ExpertMatMul, Heads, MatMul, Operator, Rows};
 use crate::passes::{self, SplitRows};
 use crate::source::Directory;
 use crate::stack::Stack;
 use crate::tokenizer::{self, Tokenizer};
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::matmul;
-use ragtag_kernels::{Activations, KvType, TensorType};
+use ragtag_kernels::{Activations, Kernel, KvType, TensorType};
 use std::sync::Arc;
 
 /// Files or metadata from which the tokenizer is built.
@@ -186,13 +186,14 @@ impl Model {
     }
 
     /// Returns the operator graph for a device. `form` selects the activation type of a product from its
-    /// weight type and row count. If `splits` is given, attention of these rows is split over the cached positions
-    /// into the number of parts that its function returns.
+    /// weight type and row count, and `has` returns whether the device has a fast variant of an optional kernel. If `splits`
+    /// is given, attention of these rows is split over the cached positions into the number of parts that its function
+    /// returns.
     pub(crate) fn lowered(
         &self,
         splits: Option<(SplitRows, &dyn Fn(Heads) -> u32)>,
         form: impl Fn(TensorType, Rows) -> Activations,
-        decodes: impl Fn(TensorType, Rows) -> bool,
+        has: impl Fn(Kernel, Rows) -> bool,
     ) -> OperatorGraph {
         let mut graph = OperatorGraph::clone(&self.graph);
         graph.renumber(|half| self.granularity.segment_of(half));
@@ -200,10 +201,20 @@ impl Model {
             passes::split_attention(&mut graph, rows, splits);
         }
         let shape = |stack: &Stack| stack.shape(&self.weights);
-        passes::quantize_activations(&mut graph, |stack, rows| form(shape(stack).tensor_type, rows));
+        let with_f16 = |tensor_type| Kernel::ExpertMatMul(tensor_type, Activations::F16);
+        passes::quantize_activations(&mut graph, |operator, rows| match operator {
+            Operator::MatMul(MatMul { weights, .. }) => form(shape(weights).tensor_type, rows),
+            Operator::ExpertMatMul(ExpertMatMul { weights, .. }) => {
+                let tensor_type = shape(weights).tensor_type;
+                let is_fast = form(tensor_type, rows) != Activations::F32 && has(with_f16(tensor_type), rows);
+                if is_fast { Activations::F16 } else { Activations::F32 }
+            }
+            _ => Activations::F32,
+        });
         passes::widen_weights(&mut graph, |stack, rows| {
             let shape = shape(stack);
-            let is_widened = shape.tensor_type.block_bytes() != 2 && !decodes(shape.tensor_type, rows);
+            let decodes = has(Kernel::MatMul(shape.tensor_type, Activations::F16), rows);
+            let is_widened = shape.tensor_type.block_bytes() != 2 && !decodes;
             is_widened.then_some((shape.rows, shape.columns))
         });
         graph.check();

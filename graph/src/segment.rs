@@ -9,7 +9,7 @@ use crate::model::{Model, basic_form};
 use crate::ops::{Cost, Work};
 use crate::weight_buffer::WeightBuffer;
 use petgraph::stable_graph::NodeIndex;
-use ragtag_kernels::{Activations, Layout, TensorType};
+use ragtag_kernels::{Activations, Kernel, Layout, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// One segment and its costs. A row is a token of the micro-batch. A position is a token that a row attends
@@ -134,24 +134,33 @@ struct Measure<'a> {
     lowering: &'a Lowering,
     graph: OperatorGraph,
     basic: compile::Largest,
-    wide: compile::Largest,
+    /// Programs for devices with matrix units, without and with products of experts on these.
+    wide: [compile::Largest; 2],
 }
 
 impl<'a> Measure<'a> {
     fn new(model: &'a Model, lowering: &'a Lowering) -> Self {
         let activations = lowering.activations;
+        let basic = |t| basic_form(t, activations);
+        let wide = |takes_experts| {
+            let has = |kernel| takes_experts && matches!(kernel, Kernel::ExpertMatMul(..));
+            compile::Largest::new(model, lowering, |t| wide_form(t, activations), has)
+        };
         Self {
             model,
             lowering,
             graph: model.graph(activations),
-            basic: compile::Largest::new(model, lowering, |t| basic_form(t, activations)),
-            wide: compile::Largest::new(model, lowering, |t| wide_form(t, activations)),
+            basic: compile::Largest::new(model, lowering, basic, |_| false),
+            wide: [false, true].map(wide),
         }
     }
 
     /// Computes the costs of the segment with number `index`. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
         let scratch_bytes = self.basic.scratch_bytes(index);
+        let largest = |of: fn(&compile::Largest, usize) -> u64, basic: u64| {
+            self.wide.iter().map(|wide| of(wide, index)).fold(basic, u64::max)
+        };
         let tensors = self.tensors(nodes)?;
         // All costs grow linearly with the rows.
         let (none, one) = (self.cost(nodes, 0), self.cost(nodes, 1));
@@ -168,8 +177,8 @@ impl<'a> Measure<'a> {
             value_bytes_per_position: one.value_bytes_per_position,
             window: one.window,
             scratch_bytes,
-            wide_scratch_bytes: self.wide.scratch_bytes(index).max(scratch_bytes),
-            tensor_bytes: self.basic.tensor_bytes(index).max(self.wide.tensor_bytes(index)),
+            wide_scratch_bytes: largest(compile::Largest::scratch_bytes, scratch_bytes),
+            tensor_bytes: largest(compile::Largest::tensor_bytes, self.basic.tensor_bytes(index)),
         })
     }
 

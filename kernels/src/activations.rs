@@ -14,7 +14,7 @@ use ragtag_hal::Caps;
 /// supports: f16 if its matrix units are faster for `rows` rows, or its f16 arithmetic for weights without
 /// blocks, otherwise int8 for weights with integer quants, and f32 for other weights. For f16, the result is
 /// f16 if any variant supports it, even a slow one. Before a product with f16 activations, the program
-/// dequantizes weights with integer quants to f16, unless the product [decodes](decodes) them itself.
+/// dequantizes weights with integer quants to f16, unless the product decodes them itself.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -43,7 +43,7 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
 
 /// Returns whether products of quantised weights of type `tensor_type` with up to `rows` rows of f16 activations decode
 /// the weights themselves on a device with `caps`.
-pub fn decodes(tensor_type: TensorType, caps: &Caps, rows: u32) -> bool {
+fn decodes(tensor_type: TensorType, caps: &Caps, rows: u32) -> bool {
     tensor_type.block_values() > 1
         && preferred(Kernel::MatMul(tensor_type, Activations::F16), caps, rows).is_some()
 }

@@ -306,8 +306,8 @@ kernels! {
     "checksum" Checksum => checksum::Checksum;
     /// Experts of each row, and their weights.
     "expert-route" ExpertRoute => experts::route::ExpertRoute;
-    /// Products of rows and the weights of their experts, of the given type.
-    "expert-matmul" ExpertMatMul(weights: TensorType) => experts::matmul::ExpertMatMul(weights);
+    /// Products of activations and the weights of their experts, both of the given types.
+    "expert-matmul" ExpertMatMul(weights: TensorType, x: Activations) => experts::matmul::ExpertMatMul(weights, x);
     /// Weighted sum of the results of each row's experts.
     "expert-combine" ExpertCombine => experts::combine::ExpertCombine;
 }

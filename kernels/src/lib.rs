@@ -56,7 +56,7 @@ mod variant;
 mod wgsl;
 pub mod widen;
 
-pub use activations::{activations_for, decodes, has_f16_products, has_matrix_products};
+pub use activations::{activations_for, has_f16_products, has_matrix_products};
 pub use cases::{Case, cases, random_case};
 pub use kernel::{Activations, CacheType, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};

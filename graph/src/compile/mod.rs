@@ -38,7 +38,7 @@ use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
 use ragtag_kernels::matmul::{self, normed};
 use ragtag_kernels::params::ParamsShape;
-use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, decodes, layout_for};
+use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, layout_for, preferred};
 use std::ops::Range;
 use storage::{Storage, capacity, output_bytes};
 
@@ -89,7 +89,8 @@ pub fn compile(
         let splits = |heads: Heads| attention_splits(heads, kind, &params, caps);
         let splits = split.map(|rows| (rows, &splits as &dyn Fn(Heads) -> u32));
         let form = |t, rows| activations_for(t, lowering.activations, caps, capacity(rows, &params));
-        let mut graph = model.lowered(splits, form, |t, rows| decodes(t, caps, capacity(rows, &params)));
+        let has = |kernel, rows| preferred(kernel, caps, capacity(rows, &params)).is_some();
+        let mut graph = model.lowered(splits, form, has);
         fuse(&mut graph, model, lowering, &weights, caps, &params);
         let storage = Storage::plan(&graph, &graph.within(&segments), &params);
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
@@ -143,7 +144,7 @@ fn fuse(
     caps: &Caps,
     params: &ParamsShape,
 ) {
-    let has = |kernel, rows| ragtag_kernels::preferred(kernel, caps, capacity(rows, params)).is_some();
+    let has = |kernel, rows| preferred(kernel, caps, capacity(rows, params)).is_some();
     let shape = |stack: &Stack| stack.shape(model.weights());
     passes::fuse_norms(graph, |stack, rows| {
         let StackShape { tensor_type, columns, .. } = shape(stack);
@@ -170,7 +171,7 @@ fn fuse(
 fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
     let mut kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
-    kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
+    kernels.all(|kernel| preferred(kernel, caps, rows).is_some())
 }
 
 /// Returns the rows whose attention a program splits.
@@ -216,12 +217,18 @@ struct Lowered {
 }
 
 impl Largest {
-    /// Lowers the programs. `form` returns the activation type for products with a given weight type.
-    pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
+    /// Lowers the programs. `form` returns the activation type for products with a given weight type, and `has` returns
+    /// whether the device has a fast variant of an optional kernel.
+    pub(crate) fn new(
+        model: &Model,
+        lowering: &Lowering,
+        form: impl Fn(TensorType) -> Activations,
+        has: impl Fn(Kernel) -> bool,
+    ) -> Self {
         let program = |(params, kind): (ParamsShape, RowKind)| {
             let most = |_| most_splits(&params);
             let splits = split_rows(kind, &params).map(|rows| (rows, &most as &dyn Fn(Heads) -> u32));
-            let graph = model.lowered(splits, |t, _| form(t), |_, _| false);
+            let graph = model.lowered(splits, |t, _| form(t), |kernel, _| has(kernel));
             let nodes = graph.by_segment(model.segment_count());
             Lowered { graph, params, nodes }
         };

@@ -5,7 +5,7 @@ use super::weight::{Affine, Weight};
 use crate::segment::ExpertReads;
 use crate::stack::{Stack, StackedMatrix};
 use ragtag_kernels::experts::route::Choice;
-use ragtag_kernels::{Kernel, Layout};
+use ragtag_kernels::{Activations, Kernel, Layout};
 
 /// Choice of experts from the router's logits. A row of the output has the ids of the experts, then their weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,8 @@ impl Lower for ExpertRoute {
 pub struct ExpertMatMul {
     /// Weights of all experts.
     pub weights: Stack,
+    /// Type of the first input.
+    pub activations: Activations,
     /// Number of experts.
     pub count: u32,
     /// Number of experts per row.
@@ -62,6 +64,10 @@ impl Lower for ExpertMatMul {
 
     fn shape(&self, _: Shape) -> Option<Shape> {
         None
+    }
+
+    fn input_type(&mut self) -> Option<&mut Activations> {
+        Some(&mut self.activations)
     }
 
     fn overwrites(&self) -> Option<u8> {
@@ -90,7 +96,7 @@ impl Lower for ExpertMatMul {
             let counts = [site.rows, site.count, part.rows, part.columns, part.first_row];
             let sizes = [self.rows, self.piece, self.used, slots, self.column, site.output.width];
             let constants = [&counts[..], &sizes].concat();
-            Call { kernel: Kernel::ExpertMatMul(part.tensor_type), arguments, constants }
+            Call { kernel: Kernel::ExpertMatMul(part.tensor_type, self.activations), arguments, constants }
         };
         site.weights[0].iter().map(call).collect()
     }

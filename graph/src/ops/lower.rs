@@ -29,6 +29,11 @@ pub(crate) trait Lower: fmt::Debug {
         Output::Rows(Activations::F32)
     }
 
+    /// Returns the activation type of the first input, if the operator can read several.
+    fn input_type(&mut self) -> Option<&mut Activations> {
+        None
+    }
+
     /// Returns the activation type of the output, if the operator can write several.
     fn output_type(&mut self) -> Option<&mut Activations> {
         None

@@ -40,6 +40,10 @@ impl Lower for MatMul {
         None
     }
 
+    fn input_type(&mut self) -> Option<&mut Activations> {
+        Some(&mut self.activations)
+    }
+
     fn overwrites(&self) -> Option<u8> {
         Some(1)
     }

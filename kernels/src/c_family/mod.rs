@@ -7,6 +7,7 @@
 
 mod decode;
 mod elementwise;
+mod experts;
 mod fragments;
 mod matrix_units;
 mod operators;
@@ -31,6 +32,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out.extend(sub_groups::rows());
     out.extend(rows::variants());
     out.extend(units::products());
+    out.extend(experts::products());
     out.extend(matrix_units::products());
     out.extend(fragments::products());
     out.extend(crate::library::variants());

@@ -144,6 +144,9 @@ impl Shape {
     }
 }
 
+/// Decodes quantised weights to f16 factors of matrix units.
+pub(super) const HALF_PAIRS: &str = include_str!("weights/half_pairs.cu");
+
 /// Composes the source of a product.
 fn source(tensor_type: TensorType, shape: &Shape) -> Arc<str> {
     let (name, left) = ("tile_product", Left::Registers);
@@ -162,6 +165,7 @@ fn source(tensor_type: TensorType, shape: &Shape) -> Arc<str> {
         QUANTISED,
         row.c,
         row.pairs,
+        HALF_PAIRS,
         include_str!("../matmul/units.cu"),
     ];
     program(KernelLanguage::CudaC, ITEMS, &parts)

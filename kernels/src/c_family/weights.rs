@@ -26,7 +26,7 @@ const WIDEN_ITEMS: Items = Items(256);
 const EXPERT_ITEMS: Items = Items(128);
 /// Maximum number of rows for which each assignment reads the weights of its expert. With more rows, the assignments to
 /// an expert share them.
-const EXPERT_ROWS: u32 = 8;
+pub(super) const EXPERT_ROWS: u32 = 8;
 
 /// Number of work items that share a row of weights: `SHARING` in the source of the row-major products.
 const SHARING: u32 = 32;
@@ -175,7 +175,7 @@ fn widen_function(tensor_type: TensorType) -> Function {
 /// Returns the products with the weights of experts: for a few rows of x, and for many.
 fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
     let few = Function {
-        kernel: Kernel::ExpertMatMul(tensor_type),
+        kernel: Kernel::ExpertMatMul(tensor_type, Activations::F32),
         names: names!(""),
         grid: experts::matmul::grid,
         layout: Some(Layout::Rows16),
@@ -188,7 +188,7 @@ fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
     };
     let many = Function {
         names: names!("-tiled"),
-        grid: experts::matmul::tiled_grid,
+        grid: experts::matmul::tiled_grid::<64>,
         max_rows: u32::MAX,
         source: composer!(tensor_type, tiled_expert_source),
         function: "expert_matmul_tiled",

@@ -10,7 +10,7 @@ use super::row::{Row, RowWise};
 use crate::abi::array;
 use crate::experts::matmul::tiles;
 use crate::experts::route::{Choice, Gate, Groups, MAX_EXPERTS, MAX_GROUPS, MAX_USED};
-use crate::kernel::Kernel;
+use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, group_bytes};
 use crate::matmul::TASK_ROWS;
 use ragtag_hal::{HostBinding, HostCall, HostFn};
@@ -114,7 +114,7 @@ unsafe impl RowWise for Combine {
 pub(crate) struct ExpertMatMul<W>(Of<W>);
 
 impl<W: Format> HostKernel for ExpertMatMul<W> {
-    const KERNEL: Kernel = Kernel::ExpertMatMul(W::TYPE);
+    const KERNEL: Kernel = Kernel::ExpertMatMul(W::TYPE, Activations::F32);
 
     fn grid(constants: &[u32]) -> [u32; 3] {
         let tasks = match tasks_per_assignment(constants) {

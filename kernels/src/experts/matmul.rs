@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout): all experts, or a part of their rows |
-//! | 2 | x: f32 `[rows, x slots, k]` |
+//! | 2 | x: f32 `[rows, x slots, k]`, or [f16 activations](crate::half_rows) of x slots · k columns |
 //! | 3 | route: see [`route`](super::route) |
 //! | 4 | y: f32, rows with stride `stride` (in values), read and written |
 //!
@@ -26,42 +26,61 @@
 //!
 //! Each variant has a fixed order of summation, so the columns of an assignment depend, bit for bit, only on its x and
 //! its expert.
+//!
+//! Variants with f16 activations decode quantised weights to f16 for matrix units. They exist only for devices on which
+//! they are faster, and for launches with enough rows.
 
 use super::route::MAX_USED;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, product, strided, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Accuracy, Kernel, Spec};
+use crate::half_rows;
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::{GROUP_ROWS, Layout, Resident};
 use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
     ($($name:ident)*) => {
-        /// Returns the binary interface for weights of `tensor_type` in `layout`.
-        pub fn abi(tensor_type: TensorType, layout: Layout) -> &'static EntryAbi {
-            match (tensor_type, layout) {
-                $((TensorType::$name, Layout::Rows16) => abi!($name, Rows16),
-                (TensorType::$name, Layout::RowMajor) => abi!($name, RowMajor),)*
+        /// Returns the binary interface for weights of `tensor_type` in `layout`, and for `activations`.
+        pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
+            match (tensor_type, layout, activations) {
+                $((TensorType::$name, _, Activations::F16) => abi!($name, Rows16, F16),
+                (TensorType::$name, Layout::Rows16, _) => abi!($name, Rows16, F32),
+                (TensorType::$name, Layout::RowMajor, _) => abi!($name, RowMajor, F32),)*
             }
         }
     };
 }
 
 macro_rules! abi {
-    ($name:ident, $layout:ident) => {{
+    ($name:ident, $layout:ident, $activations:ident) => {{
         static ABI: EntryAbi = EntryAbi {
-            name: concat!("expert_matmul_", stringify!($name), "_", stringify!($layout)),
+            name: concat!(
+                "expert_matmul_",
+                stringify!($name),
+                "_",
+                stringify!($layout),
+                "_",
+                stringify!($activations)
+            ),
             bindings: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
             constants: 11,
-            extents: |constants, out| extents(TensorType::$name, Layout::$layout, constants, out),
+            extents: |constants, out| {
+                let types = (TensorType::$name, Layout::$layout, Activations::$activations);
+                extents(types, constants, out)
+            },
         };
         &ABI
     }};
 }
 each_type!(abis);
 
-fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut [u64]) {
+fn extents(
+    (tensor_type, layout, activations): (TensorType, Layout, Activations),
+    constants: &[u32],
+    out: &mut [u64],
+) {
     let [rows, _, n, k, first_row, expert_rows, piece, used, x_slots, column, stride] = array(constants);
     let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
     let is_possible = (1..=MAX_USED).contains(&used)
@@ -74,7 +93,8 @@ fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut
         Ok(width) if is_possible => strided(rows, stride, width),
         _ => IMPOSSIBLE,
     };
-    out.copy_from_slice(&[HEADER_BYTES, weights, words(&[rows, x_slots, k]), words(&[rows, used, 2]), y]);
+    let x = x_slots.checked_mul(k).map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
+    out.copy_from_slice(&[HEADER_BYTES, weights, x, words(&[rows, used, 2]), y]);
 }
 
 /// Returns a grid of the groups of 16 weight rows that an expert may need × assignments.
@@ -91,11 +111,8 @@ pub(crate) fn tiles(expert_rows: u32, tile_rows: u32) -> u32 {
     expert_rows.saturating_add(before).div_ceil(tile_rows)
 }
 
-/// Number of weight rows per group of the product for many rows.
-const TILE_ROWS: u32 = 64;
-
-/// Returns a grid of the tiles of weight rows that an expert may need × the experts with bound rows.
-pub(crate) fn tiled_grid(constants: &[u32]) -> [u32; 3] {
+/// Returns a grid of the tiles of `TILE_ROWS` weight rows that an expert may need × the experts with bound rows.
+pub(crate) fn tiled_grid<const TILE_ROWS: u32>(constants: &[u32]) -> [u32; 3] {
     let [_, _, n, _, first_row, expert_rows, ..]: [u32; 11] = array(constants);
     let last_row = first_row.saturating_add(n.saturating_sub(1));
     let expert_of = |row: u32| row / expert_rows.max(1);
@@ -118,15 +135,31 @@ struct Sizes {
     part: Option<(usize, usize)>,
 }
 
-pub(crate) struct ExpertMatMul(pub TensorType);
+pub(crate) struct ExpertMatMul(pub TensorType, pub Activations);
 
 impl Spec for ExpertMatMul {
+    fn exists(&self) -> bool {
+        match self.1 {
+            Activations::F32 => true,
+            Activations::Int8 => false,
+            Activations::F16 => self.0.has_integer_quants(),
+        }
+    }
+
+    fn is_optional(&self) -> bool {
+        self.1 == Activations::F16
+    }
+
     fn accuracy(&self) -> Accuracy {
-        Accuracy::exact(1e-5)
+        match self.1 {
+            // Weights are rounded to f16.
+            Activations::F16 => Accuracy::fast(6e-4),
+            _ => Accuracy::exact(1e-5),
+        }
     }
 
     fn abi(&self, layout: Layout) -> &'static EntryAbi {
-        abi(self.0, layout)
+        abi(self.0, layout, self.1)
     }
 
     fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
@@ -155,8 +188,14 @@ impl Spec for ExpertMatMul {
         let many = [
             (140, sizes(3, 2, 80, 256, 2, false, None)),
             (2100, sizes(5, 2, 24, 256, 1, false, Some((64, 56)))),
+            (150, sizes(9, 4, 272, 1280, 1, true, Some((512, 1280)))),
+            (50, sizes(70, 4, 66, 768, 2, false, None)),
         ];
-        let count = if self.0 == TensorType::F32 { 2 } else { 1 };
+        let count = match (self.0, self.1) {
+            (_, Activations::F16) => 4,
+            (TensorType::F32, _) => 2,
+            _ => 1,
+        };
         let many = many
             .into_iter()
             .take(count)
@@ -190,7 +229,7 @@ impl Spec for ExpertMatMul {
 
 impl ExpertMatMul {
     fn case(&self, random: &mut Random, layout: Layout, shape: RowShape, sizes: Sizes) -> Case {
-        let Self(tensor_type) = *self;
+        let Self(tensor_type, activations) = *self;
         let Sizes { experts, used, expert_rows, pieces, own_x, part, .. } = sizes;
         // Types with short blocks also support odd numbers of blocks.
         let k = if tensor_type.block_values() < 256 { sizes.k / 8 } else { sizes.k };
@@ -206,6 +245,15 @@ impl ExpertMatMul {
 
         let x_slots = if own_x { used } else { 1 };
         let x = random.floats(shape.capacity * x_slots * k, 2.0);
+        let packed_x: Vec<Vec<u8>> = match activations {
+            Activations::F16 => x.chunks_exact(x_slots * k).map(half_rows::reference).collect(),
+            _ => Vec::new(),
+        };
+        let halves = packed_x.iter().map(|row| half_rows::values(row, x_slots * k));
+        let x_values: Vec<f64> = match activations {
+            Activations::F16 => halves.flat_map(|row| row.expect("the padding is zero")).collect(),
+            _ => x.iter().map(|x| f64::from(*x)).collect(),
+        };
         let ids = (0..shape.capacity).flat_map(|_| random.shuffled(experts)[..used].to_vec());
         let ids: Vec<u32> = ids.collect();
         let route = ids.chunks_exact(used).flat_map(|ids| [ids, &vec![u32::MAX; used]].concat());
@@ -215,12 +263,12 @@ impl ExpertMatMul {
         let mut expected = vec![None; (shape.capacity - 1) * stride + column + used * expert_rows];
         for (assignment, id) in ids.iter().enumerate().take(shape.rows * used) {
             let (row, slot) = (assignment / used, assignment % used);
-            let x = &x[(row * x_slots + slot % x_slots) * k..][..k];
+            let x = &x_values[(row * x_slots + slot % x_slots) * k..][..k];
             for i in 0..expert_rows {
                 let weight_row = *id as usize * expert_rows + i;
                 if (first_row..first_row + n).contains(&weight_row) {
                     let weights = &weights[weight_row * k..][..k];
-                    let dot = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                    let dot = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
                     let at = column + (i / piece * used + slot) * piece + i % piece;
                     expected[row * stride + at] = Some(dot);
                 }
@@ -230,8 +278,13 @@ impl ExpertMatMul {
             [shape.capacity, shape.count_word as usize, n, k, first_row, expert_rows, piece, used];
         let constants = [&constants[..], &[x_slots, column, stride]].concat();
         let label = format!("{}, {sizes:?}", shape.label(k));
-        let build = Build::new(Kernel::ExpertMatMul(tensor_type), label, &constants);
-        let build = build.words(&shape.header()).bytes(packed).floats(&x).words(&route);
+        let build = Build::new(Kernel::ExpertMatMul(tensor_type, activations), label, &constants);
+        let build = build.words(&shape.header()).bytes(packed);
+        let build = match activations {
+            Activations::F16 => build.bytes(packed_x.concat()),
+            _ => build.floats(&x),
+        };
+        let build = build.words(&route);
         build.poison(expected.len() * 4).expect_f32(4, expected)
     }
 }
@@ -258,7 +311,7 @@ mod tests {
         let y = |piece, x_slots, stride| {
             let mut out = [0; 5];
             let constants = [2, 0, 64, 32, 0, 16, piece, 4, x_slots, 8, stride];
-            (abi(TensorType::F32, Layout::Rows16).extents)(&constants, &mut out);
+            (abi(TensorType::F32, Layout::Rows16, Activations::F32).extents)(&constants, &mut out);
             out[4]
         };
         assert_eq!(y(8, 1, 72), 2 * 72 * 4);

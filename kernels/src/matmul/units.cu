@@ -7,18 +7,13 @@
 // groups share the columns, and each adds up a part of the sums. Where a half or a quarter of the warps suffice for all groups,
 // two or four teams of warps share the columns of a work group. While a warp decodes, the matrix units work, also for this warp.
 
-#define CHUNK_BLOCKS (CHUNK / 32)
 // Which of 16 words of x, two columns each, is the i-th that the matrix units read: a lane's four columns of a row are
 // consecutive.
 #define X_WORD(i) ((i) / 8 * 8 + (i) % 4 * 2 + (i) / 4 % 2)
-// Scales that are products of two numbers may be below the smallest normal f16: 16 times as large they are not.
-#define UP 16.0f
 #define X_STAGE (TOKENS * TILE_ROW)
 #define X_STAGE_BITS 3
 // Tiles of x that a chunk of columns needs.
 #define CHUNK_TILES (CHUNK / TILE_K)
-// Words of signed bytes, for the matrix units' integers: others have positive bytes.
-#define IS_SIGNED (OFFSET == 0 && !MINIMA)
 // Floats from one row of x to the next among partial sums: so the lanes of a warp write to different banks.
 #define SUM_ROW (CONSUMERS * 16 + 8)
 // Rows of x that each thread copies half of at once.
@@ -119,44 +114,6 @@ FN void fill(Ring *ring, Way *way, const uchar *weights, uint k, const Share *sh
     if (way->column >= share->last) {
         way->column = share->begin + team * CHUNK;
         way->group += share->per_round;
-    }
-}
-
-// Two bytes of a word, without OFFSET, as f16 values: 1024 + byte as f16 has the byte in its last bits.
-template <uint BYTES> FN uint two_values(uint word) {
-    uint out;
-    asm("{ .reg .b32 both; prmt.b32 both, %1, 0x64646464, %2; sub.rn.f16x2 %0, both, %3; }"
-        : "=r"(out) : "r"(word), "n"(BYTES), "r"((0x6400u + (IS_SIGNED ? 128 : OFFSET)) * 0x10001u));
-    return out;
-}
-
-FN uint scaled(uint values, uint scale, uint minimum) {
-    uint out;
-#if MINIMA
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(values), "r"(scale), "r"(minimum));
-#else
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(values), "r"(scale));
-#endif
-    return out;
-}
-
-FN void decode(const uchar *part, uint block, uint *a) {
-    uint words[4];
-    Pair pair;
-    pair_words(part, CHUNK_BLOCKS, block, words);
-    pair_scales(part, CHUNK_BLOCKS, block, &pair);
-    #pragma unroll
-    for (uint r = 0; r < 2; r++) {
-        uint scale = pack_f16(pair.first[r] * UP, pair.first[r] * UP), minimum = 0;
-        if (MINIMA) minimum = pack_f16(-pair.minimum[r] * UP, -pair.minimum[r] * UP);
-        uint word = IS_SIGNED ? words[r] ^ 0x80808080u : words[r];
-        a[r] = scaled(two_values<0x4140>(word), scale, minimum);
-        a[r + 2] = scaled(two_values<0x4342>(word), scale, minimum);
-        if (UNEQUAL) scale = pack_f16(pair.last[r] * UP, pair.last[r] * UP);
-        if (UNEQUAL && MINIMA) minimum = pack_f16(-pair.last_minimum[r] * UP, -pair.last_minimum[r] * UP);
-        word = IS_SIGNED ? words[r + 2] ^ 0x80808080u : words[r + 2];
-        a[r + 4] = scaled(two_values<0x4140>(word), scale, minimum);
-        a[r + 6] = scaled(two_values<0x4342>(word), scale, minimum);
     }
 }
 

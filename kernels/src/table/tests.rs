@@ -44,7 +44,7 @@ pub(crate) fn gpu(language: KernelLanguage, max_work_group_items: u32, local_mem
 fn runs_every_kernel(caps: &Caps, api: &str) {
     for kernel in Kernel::all() {
         for rows in [1, 2, 8, 512] {
-            let is_product = matches!(kernel, Kernel::MatMul(..));
+            let is_product = matches!(kernel, Kernel::MatMul(..) | Kernel::ExpertMatMul(..));
             if kernel.is_optional() && (is_product || api != "wgsl" || rows > 1) {
                 let found = select(kernel, caps, rows);
                 assert!(found.is_none() || api == "wgsl" && rows <= 8, "{kernel} × {rows}");
@@ -90,6 +90,20 @@ fn uses_nvidia_matrix_units_where_available() {
         }
         let is_preferred = |rows| preferred(product, &caps, rows).is_some();
         assert_eq!([4, 16].map(is_preferred), [false, !features.is_empty()]);
+    }
+}
+
+#[test]
+fn experts_of_many_rows_use_nvidia_matrix_units() {
+    let features = [Feature::Sm70, Feature::Sm75, Feature::Sm80];
+    for (features, name) in [(&features[..], Some("cuda-sm80-units")), (&features[..2], None)] {
+        let caps = gpu(KernelLanguage::CudaC, 1024, 163 << 10);
+        let caps = Caps { features: features.iter().copied().collect(), ..caps };
+        for tensor_type in [TensorType::Q4_K, TensorType::Q8_0, TensorType::MXFP4] {
+            let kernel = Kernel::ExpertMatMul(tensor_type, Activations::F16);
+            let found = [8, 9, 2048].map(|rows| preferred(kernel, &caps, rows).map(|v| v.name));
+            assert_eq!(found, [None, name, name], "{kernel}");
+        }
     }
 }
 

@@ -235,7 +235,7 @@ fn widen_function(tensor_type: TensorType) -> Function {
 /// Returns the products with the weights of experts: for a few rows of x, and for many.
 fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
     let few = Function {
-        kernel: Kernel::ExpertMatMul(tensor_type),
+        kernel: Kernel::ExpertMatMul(tensor_type, Activations::F32),
         grid: experts::matmul::grid,
         max_rows: EXPERT_ROWS,
         compose: composer!(tensor_type, expert_source),
@@ -246,7 +246,7 @@ fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
     };
     let many = Function {
         name: "wgsl-tiled",
-        grid: experts::matmul::tiled_grid,
+        grid: experts::matmul::tiled_grid::<64>,
         max_rows: u32::MAX,
         compose: composer!(tensor_type, tiled_expert_source),
         function: "expert_matmul_tiled",
