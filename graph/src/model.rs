@@ -201,13 +201,15 @@ impl Model {
             passes::split_attention(&mut graph, rows, splits);
         }
         let shape = |stack: &Stack| stack.shape(&self.weights);
-        let with_f16 = |tensor_type| Kernel::ExpertMatMul(tensor_type, Activations::F16);
         passes::quantize_activations(&mut graph, |operator, rows| match operator {
             Operator::MatMul(MatMul { weights, .. }) => form(shape(weights).tensor_type, rows),
             Operator::ExpertMatMul(ExpertMatMul { weights, .. }) => {
                 let tensor_type = shape(weights).tensor_type;
-                let is_fast = form(tensor_type, rows) != Activations::F32 && has(with_f16(tensor_type), rows);
-                if is_fast { Activations::F16 } else { Activations::F32 }
+                let has =
+                    |activations: &Activations| has(Kernel::ExpertMatMul(tensor_type, *activations), rows);
+                let is_exact = form(tensor_type, rows) == Activations::F32;
+                let fast = [Activations::F16, Activations::Int8].into_iter().filter(|_| !is_exact);
+                fast.into_iter().find(has).unwrap_or(Activations::F32)
             }
             _ => Activations::F32,
         });

@@ -133,15 +133,21 @@ struct Measure<'a> {
     model: &'a Model,
     lowering: &'a Lowering,
     graph: OperatorGraph,
-    basic: compile::Largest,
+    /// Programs without and with fast products of experts.
+    basic: Vec<compile::Largest>,
     /// Programs for devices with matrix units, without and with products of experts on these.
-    wide: [compile::Largest; 2],
+    wide: Vec<compile::Largest>,
 }
 
 impl<'a> Measure<'a> {
     fn new(model: &'a Model, lowering: &'a Lowering) -> Self {
         let activations = lowering.activations;
-        let basic = |t| basic_form(t, activations);
+        let has_experts = model.hyperparameters().extras.experts.is_some();
+        let ways: &[bool] = if has_experts { &[false, true] } else { &[false] };
+        let basic = |takes_experts| {
+            let has = |kernel| takes_experts && matches!(kernel, Kernel::ExpertMatMul(_, Activations::Int8));
+            compile::Largest::new(model, lowering, |t| basic_form(t, activations), has)
+        };
         let wide = |takes_experts| {
             let has = |kernel| takes_experts && matches!(kernel, Kernel::ExpertMatMul(..));
             compile::Largest::new(model, lowering, |t| wide_form(t, activations), has)
@@ -150,17 +156,17 @@ impl<'a> Measure<'a> {
             model,
             lowering,
             graph: model.graph(activations),
-            basic: compile::Largest::new(model, lowering, basic, |_| false),
-            wide: [false, true].map(wide),
+            basic: ways.iter().copied().map(basic).collect(),
+            wide: ways.iter().copied().map(wide).collect(),
         }
     }
 
     /// Computes the costs of the segment with number `index`. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
-        let scratch_bytes = self.basic.scratch_bytes(index);
-        let largest = |of: fn(&compile::Largest, usize) -> u64, basic: u64| {
-            self.wide.iter().map(|wide| of(wide, index)).fold(basic, u64::max)
+        let largest = |of: fn(&compile::Largest, usize) -> u64, programs: &[compile::Largest]| {
+            programs.iter().map(|programs| of(programs, index)).fold(0, u64::max)
         };
+        let scratch_bytes = largest(compile::Largest::scratch_bytes, &self.basic);
         let tensors = self.tensors(nodes)?;
         // All costs grow linearly with the rows.
         let (none, one) = (self.cost(nodes, 0), self.cost(nodes, 1));
@@ -177,8 +183,9 @@ impl<'a> Measure<'a> {
             value_bytes_per_position: one.value_bytes_per_position,
             window: one.window,
             scratch_bytes,
-            wide_scratch_bytes: largest(compile::Largest::scratch_bytes, scratch_bytes),
-            tensor_bytes: largest(compile::Largest::tensor_bytes, self.basic.tensor_bytes(index)),
+            wide_scratch_bytes: largest(compile::Largest::scratch_bytes, &self.wide).max(scratch_bytes),
+            tensor_bytes: largest(compile::Largest::tensor_bytes, &self.basic)
+                .max(largest(compile::Largest::tensor_bytes, &self.wide)),
         })
     }
 

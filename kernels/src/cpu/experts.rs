@@ -1,19 +1,22 @@
 //! Mixtures of experts: routes, products and weighted sums.
 
 use super::HostKernel;
-use super::formats::{Format, Of};
+use super::formats::{Format, Of, Quantised};
 use super::isa::Isa;
 use super::launch::count;
 use super::logits::{Best, top_of_row};
-use super::matmul::Exact;
+use super::matmul::{Exact, Fast};
 use super::row::{Row, RowWise};
 use crate::abi::array;
+use crate::blocks::TensorType;
 use crate::experts::matmul::tiles;
 use crate::experts::route::{Choice, Gate, Groups, MAX_EXPERTS, MAX_GROUPS, MAX_USED};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, group_bytes};
 use crate::matmul::TASK_ROWS;
+use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{HostBinding, HostCall, HostFn};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Chooses the experts of each row.
@@ -106,35 +109,111 @@ unsafe impl RowWise for Combine {
     }
 }
 
-/// Multiplies rows of x by the weights of their experts. The kernel of [plain products](Exact) computes the sums, because a
-/// second copy of its code would take long to compile.
+/// Rows of x in the form that a product reads.
+pub(crate) trait Rows: 'static {
+    /// Smallest part of a row.
+    type Word: Copy;
+
+    /// Returns the number of words in a row of `k` values.
+    fn words(k: usize) -> usize;
+    /// Adds a row with the values `slot · k` … of `row`, which has `slots · k` values, to `to`.
+    fn put(row: &[Self::Word], slot: usize, slots: usize, k: usize, to: &mut Vec<Self::Word>);
+}
+
+/// f32 activations.
+pub(crate) struct Floats;
+
+impl Rows for Floats {
+    type Word = f32;
+
+    fn words(k: usize) -> usize {
+        k
+    }
+
+    fn put(row: &[f32], slot: usize, _: usize, k: usize, to: &mut Vec<f32>) {
+        to.extend_from_slice(&row[slot * k..][..k]);
+    }
+}
+
+/// [Int8 activations](crate::quantize).
+pub(crate) struct Int8Rows;
+
+impl Rows for Int8Rows {
+    type Word = u32;
+
+    fn words(k: usize) -> usize {
+        row_bytes(k) / 4
+    }
+
+    fn put(row: &[u32], slot: usize, slots: usize, k: usize, to: &mut Vec<u32>) {
+        let (start, width) = (to.len(), slots * k);
+        let parts = [
+            (0, 0, k / 4),
+            (scales_offset(width), scales_offset(k), k / BLOCK),
+            (sums_offset(width), sums_offset(k), k / BLOCK * 2),
+        ];
+        for (from, at, words) in parts {
+            to.resize(start + at / 4, 0);
+            to.extend_from_slice(&row[from / 4 + slot * words..][..words]);
+        }
+        to.resize(start + Self::words(k), 0);
+    }
+}
+
+/// Multiplies rows of x by the weights of their experts. The kernels of [plain products](super::matmul) compute the sums,
+/// because a second copy of their code would take long to compile.
 ///
 /// Each task has a few weight rows. If a launch has fewer assignments than experts, a task computes them for one
 /// assignment. Otherwise it finds the assignments to their expert, so that it reads its weights from memory only once.
-pub(crate) struct ExpertMatMul<W>(Of<W>);
+pub(crate) struct ExpertMatMul<W, R>(Of<W>, PhantomData<R>);
 
-impl<W: Format> HostKernel for ExpertMatMul<W> {
+impl<W: Format> HostKernel for ExpertMatMul<W, Floats> {
     const KERNEL: Kernel = Kernel::ExpertMatMul(W::TYPE, Activations::F32);
 
     fn grid(constants: &[u32]) -> [u32; 3] {
-        let tasks = match tasks_per_assignment(constants) {
-            Some(tasks) => constants[0].saturating_mul(constants[7]).saturating_mul(tasks),
-            None => constants[2].div_ceil(TASK_ROWS),
-        };
-        [tasks, 1, 1]
+        product_grid(constants)
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let [_, _, _, k, ..]: [u32; 11] = array(call.constants);
         // SAFETY: guaranteed by the caller.
-        let launch =
-            unsafe { Launch::new(call, S::function::<Exact<W>>(), group_bytes(W::TYPE, k as usize)) };
-        match tasks_per_assignment(call.constants) {
-            // SAFETY: guaranteed by the caller.
-            Some(tasks) => unsafe { launch.run_each(groups, tasks as usize) },
-            // SAFETY: guaranteed by the caller.
-            None => unsafe { launch.run_shared(groups) },
-        }
+        unsafe { run::<Floats>(call, groups, W::TYPE, S::function::<Exact<W>>()) }
+    }
+}
+
+impl<W: Quantised> HostKernel for ExpertMatMul<W, Int8Rows> {
+    const KERNEL: Kernel = Kernel::ExpertMatMul(W::TYPE, Activations::Int8);
+
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        product_grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { run::<Int8Rows>(call, groups, W::TYPE, S::function::<Fast<W>>()) }
+    }
+}
+
+fn product_grid(constants: &[u32]) -> [u32; 3] {
+    let tasks = match tasks_per_assignment(constants) {
+        Some(tasks) => constants[0].saturating_mul(constants[7]).saturating_mul(tasks),
+        None => constants[2].div_ceil(TASK_ROWS),
+    };
+    [tasks, 1, 1]
+}
+
+/// Computes some groups of a launch. `product` multiplies weights of type `tensor_type` by rows of x.
+///
+/// # Safety
+/// The requirements of [`HostFn`] apply.
+unsafe fn run<R: Rows>(call: &HostCall<'_>, groups: Range<u32>, tensor_type: TensorType, product: HostFn) {
+    let [_, _, _, k, ..]: [u32; 11] = array(call.constants);
+    // SAFETY: guaranteed by the caller.
+    let launch = unsafe { Launch::<R>::new(call, product, group_bytes(tensor_type, k as usize)) };
+    match tasks_per_assignment(call.constants) {
+        // SAFETY: guaranteed by the caller.
+        Some(tasks) => unsafe { launch.run_each(groups, tasks as usize) },
+        // SAFETY: guaranteed by the caller.
+        None => unsafe { launch.run_shared(groups) },
     }
 }
 
@@ -149,11 +228,11 @@ fn tasks_per_assignment(constants: &[u32]) -> Option<u32> {
 const TILE: usize = 32;
 
 /// Bindings and constants of a launch, and the kernel that computes its products.
-struct Launch<'a> {
+struct Launch<'a, R: Rows> {
     call: &'a HostCall<'a>,
     product: HostFn,
     group_bytes: usize,
-    x: &'a [f32],
+    x: &'a [R::Word],
     route: &'a [u32],
     /// Number of assignments.
     assignments: usize,
@@ -168,7 +247,7 @@ struct Launch<'a> {
     stride: usize,
 }
 
-impl<'a> Launch<'a> {
+impl<'a, R: Rows> Launch<'a, R> {
     /// Reads the constants of a launch.
     ///
     /// # Safety
@@ -178,7 +257,8 @@ impl<'a> Launch<'a> {
         let [n, k, first_row, expert_rows, piece, used, x_slots, column, stride] =
             others.map(|count| count as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, x, route) = unsafe { (call.read::<u32>(0), call.read::<f32>(2), call.read::<u32>(3)) };
+        let (params, x, route) =
+            unsafe { (call.read::<u32>(0), call.read::<R::Word>(2), call.read::<u32>(3)) };
         let assignments = count(params, word, rows) * used;
         Self {
             call,
@@ -220,7 +300,7 @@ impl<'a> Launch<'a> {
                 continue;
             }
             x.clear();
-            x.extend_from_slice(self.x_of(assignment));
+            self.put_x(assignment, &mut x);
             let mut sums = [0.0; TASK_ROWS as usize];
             let rows = of_all.start - self.first_row..of_all.end - self.first_row;
             // SAFETY: guaranteed by the caller.
@@ -246,7 +326,7 @@ impl<'a> Launch<'a> {
                     .extend((0..self.assignments).filter(|assignment| self.expert_of(*assignment) == expert));
                 for tile in found.chunks(TILE) {
                     x.clear();
-                    tile.iter().for_each(|assignment| x.extend_from_slice(self.x_of(*assignment)));
+                    tile.iter().for_each(|assignment| self.put_x(*assignment, &mut x));
                     let mut sums = [0.0; TILE * TASK_ROWS as usize];
                     // SAFETY: guaranteed by the caller.
                     unsafe { self.multiply(&rows, &mut x, &mut sums) };
@@ -263,27 +343,26 @@ impl<'a> Launch<'a> {
         self.route[assignment / self.used * 2 * self.used + assignment % self.used] as usize
     }
 
-    /// Returns the row of x of an assignment.
-    fn x_of(&self, assignment: usize) -> &'a [f32] {
+    /// Adds the row of x of an assignment to `to`.
+    fn put_x(&self, assignment: usize, to: &mut Vec<R::Word>) {
         let (row, slot) = (assignment / self.used, assignment % self.used);
-        &self.x[(row * self.x_slots + slot % self.x_slots) * self.k..][..self.k]
+        let words = R::words(self.x_slots * self.k);
+        R::put(&self.x[row * words..][..words], slot % self.x_slots, self.x_slots, self.k, to);
     }
 
     /// Multiplies the weight rows `rows` of the binding by rows of x. Writes [`TASK_ROWS`] sums for each row of x.
     ///
     /// # Safety
     /// The requirements of [`HostFn`] apply.
-    unsafe fn multiply(&self, rows: &Range<usize>, x: &mut [f32], sums: &mut [f32]) {
+    unsafe fn multiply(&self, rows: &Range<usize>, x: &mut [R::Word], sums: &mut [f32]) {
         let (groups, weights) = (rows.len().div_ceil(GROUP_ROWS), self.call.bindings[1].pointer());
         let weights = weights.wrapping_add(rows.start / GROUP_ROWS * self.group_bytes);
-        let mut header = [(x.len() / self.k) as u32; 4];
-        let of_floats =
-            |floats: &mut [f32]| HostBinding::new(floats.as_mut_ptr().cast(), size_of_val(floats));
+        let mut header = [(x.len() / R::words(self.k)) as u32; 4];
         let bindings = [
             HostBinding::new(header.as_mut_ptr().cast(), size_of_val(&header)),
             HostBinding::new(weights, groups * self.group_bytes),
-            of_floats(x),
-            of_floats(sums),
+            HostBinding::new(x.as_mut_ptr().cast(), size_of_val(x)),
+            HostBinding::new(sums.as_mut_ptr().cast(), size_of_val(sums)),
         ];
         let constants = [header[0], 0, rows.len() as u32, self.k as u32, 0, TASK_ROWS];
         let call = HostCall { bindings: &bindings, constants: &constants, grid: [1; 3] };

@@ -136,7 +136,7 @@ fn cached<S: Isa, K: kv::Stored, V: kv::Stored>(out: &mut Vec<Variant>) {
 pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
-    out.push(variant::<S, experts::ExpertMatMul<W>>());
+    out.push(variant::<S, experts::ExpertMatMul<W, experts::Floats>>());
 }
 
 /// Adds the kernels that every tensor type with blocks has, instantiated for the reader `W`.
@@ -149,6 +149,7 @@ pub(crate) fn blocks<S: Isa, W: Format>(out: &mut Vec<Variant>) {
 pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     blocks::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
+    out.push(variant::<S, experts::ExpertMatMul<W, experts::Int8Rows>>());
 }
 
 fn variant<S: Isa, K: HostKernel>() -> Variant {

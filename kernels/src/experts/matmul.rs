@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout): all experts, or a part of their rows |
-//! | 2 | x: f32 `[rows, x slots, k]`, or [f16 activations](crate::half_rows) of x slots · k columns |
+//! | 2 | x: f32 `[rows, x slots, k]`, or [f16](crate::half_rows) or [int8 activations](crate::quantize) of x slots · k columns |
 //! | 3 | route: see [`route`](super::route) |
 //! | 4 | y: f32, rows with stride `stride` (in values), read and written |
 //!
@@ -27,17 +27,17 @@
 //! Each variant has a fixed order of summation, so the columns of an assignment depend, bit for bit, only on its x and
 //! its expert.
 //!
-//! Variants with f16 activations decode quantised weights to f16 for matrix units. They exist only for devices on which
-//! they are faster, and for launches with enough rows.
+//! Variants with f16 activations decode quantised weights to f16 for matrix units. Variants with f16 or int8 activations
+//! exist only for devices on which they are faster, and for launches with enough rows.
 
 use super::route::MAX_USED;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, product, strided, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::half_rows;
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::{GROUP_ROWS, Layout, Resident};
 use crate::types::each_type;
+use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
@@ -46,6 +46,7 @@ macro_rules! abis {
         pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
             match (tensor_type, layout, activations) {
                 $((TensorType::$name, _, Activations::F16) => abi!($name, Rows16, F16),
+                (TensorType::$name, _, Activations::Int8) => abi!($name, Rows16, Int8),
                 (TensorType::$name, Layout::Rows16, _) => abi!($name, Rows16, F32),
                 (TensorType::$name, Layout::RowMajor, _) => abi!($name, RowMajor, F32),)*
             }
@@ -141,20 +142,20 @@ impl Spec for ExpertMatMul {
     fn exists(&self) -> bool {
         match self.1 {
             Activations::F32 => true,
-            Activations::Int8 => false,
-            Activations::F16 => self.0.has_integer_quants(),
+            Activations::Int8 | Activations::F16 => self.0.has_integer_quants(),
         }
     }
 
     fn is_optional(&self) -> bool {
-        self.1 == Activations::F16
+        self.1 != Activations::F32
     }
 
     fn accuracy(&self) -> Accuracy {
         match self.1 {
             // Weights are rounded to f16.
             Activations::F16 => Accuracy::fast(6e-4),
-            _ => Accuracy::exact(1e-5),
+            Activations::Int8 => Accuracy::fast(2e-6),
+            Activations::F32 => Accuracy::exact(1e-5),
         }
     }
 
@@ -245,14 +246,23 @@ impl ExpertMatMul {
 
         let x_slots = if own_x { used } else { 1 };
         let x = random.floats(shape.capacity * x_slots * k, 2.0);
-        let packed_x: Vec<Vec<u8>> = match activations {
-            Activations::F16 => x.chunks_exact(x_slots * k).map(half_rows::reference).collect(),
-            _ => Vec::new(),
+        let width = x_slots * k;
+        let (packed_x, x_values): (Vec<Vec<u8>>, Vec<Vec<f64>>) = match activations {
+            Activations::F32 => Default::default(),
+            Activations::Int8 => {
+                let rows = x.chunks_exact(width).map(quantize::reference);
+                rows.map(|row| (row.clone(), quantize::values(&row, width).expect("the sums are right")))
+                    .unzip()
+            }
+            Activations::F16 => {
+                let rows = x.chunks_exact(width).map(half_rows::reference);
+                rows.map(|row| (row.clone(), half_rows::values(&row, width).expect("the padding is zero")))
+                    .unzip()
+            }
         };
-        let halves = packed_x.iter().map(|row| half_rows::values(row, x_slots * k));
-        let x_values: Vec<f64> = match activations {
-            Activations::F16 => halves.flat_map(|row| row.expect("the padding is zero")).collect(),
-            _ => x.iter().map(|x| f64::from(*x)).collect(),
+        let x_values = match activations {
+            Activations::F32 => x.iter().map(|x| f64::from(*x)).collect(),
+            Activations::Int8 | Activations::F16 => x_values.concat(),
         };
         let ids = (0..shape.capacity).flat_map(|_| random.shuffled(experts)[..used].to_vec());
         let ids: Vec<u32> = ids.collect();
@@ -281,8 +291,8 @@ impl ExpertMatMul {
         let build = Build::new(Kernel::ExpertMatMul(tensor_type, activations), label, &constants);
         let build = build.words(&shape.header()).bytes(packed);
         let build = match activations {
-            Activations::F16 => build.bytes(packed_x.concat()),
-            _ => build.floats(&x),
+            Activations::F32 => build.floats(&x),
+            Activations::Int8 | Activations::F16 => build.bytes(packed_x.concat()),
         };
         let build = build.words(&route);
         build.poison(expected.len() * 4).expect_f32(4, expected)
