@@ -310,6 +310,8 @@ kernels! {
     "expert-matmul" ExpertMatMul(weights: TensorType, x: Activations) => experts::matmul::ExpertMatMul(weights, x);
     /// Weighted sum of the results of each row's experts.
     "expert-combine" ExpertCombine => experts::combine::ExpertCombine;
+    /// Queries, keys and values of multi-head latent attention.
+    "latent-rows" LatentRows => latent::LatentRows;
 }
 
 impl Kernel {

@@ -33,6 +33,7 @@ pub mod half_rows;
 pub mod head_norm;
 mod kernel;
 pub mod kv;
+pub mod latent;
 pub mod layer_norm;
 pub mod layout;
 mod library;

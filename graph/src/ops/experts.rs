@@ -95,7 +95,8 @@ impl Lower for ExpertMatMul {
                 vec![site.params, part.argument, x.argument, route.argument, site.output.argument];
             let counts = [site.rows, site.count, part.rows, part.columns, part.first_row];
             let sizes = [self.rows, self.piece, self.used, slots, self.column, site.output.width];
-            let constants = [&counts[..], &sizes].concat();
+            // The route is not fixed, and the values of x follow each other without gaps.
+            let constants = [&counts[..], &sizes, &[0, part.columns, 0, 0]].concat();
             Call { kernel: Kernel::ExpertMatMul(part.tensor_type, self.activations), arguments, constants }
         };
         site.weights[0].iter().map(call).collect()

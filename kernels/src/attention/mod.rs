@@ -101,6 +101,9 @@ impl Spec for Attention {
             (90, vec![(110, 75), (0, 9)], 4, 2, 32),
             (70, vec![(60, 70)], 3, 1, 16),
             (4, vec![(40, 4)], 2, 1, 320),
+            // Latent attention: one kv head for all query heads.
+            (4, vec![(40, 4)], 16, 1, 576),
+            (3, vec![(70, 3)], 128, 1, 96),
         ] {
             if !self.0.takes(head_dim as u32) {
                 continue;

@@ -26,13 +26,18 @@ pub(super) fn variants() -> Vec<Variant> {
     operators().map(function).flat_map(Function::variants).collect()
 }
 
+/// Returns the functions that OpenCL C has, for the other languages.
+pub(super) fn functions(language: KernelLanguage) -> &'static str {
+    if language == KernelLanguage::OpenClC { "" } else { include_str!("functions.cu") }
+}
+
 fn source(language: KernelLanguage) -> Arc<str> {
-    let functions = match language {
-        KernelLanguage::OpenClC => "",
-        _ => include_str!("functions.cu"),
-    };
-    let shared =
-        [functions, include_str!("elements.cl"), include_str!("columns.cl"), include_str!("tanh.cl")];
+    let shared = [
+        functions(language),
+        include_str!("elements.cl"),
+        include_str!("columns.cl"),
+        include_str!("tanh.cl"),
+    ];
     let operators: Vec<&str> = operators().map(|(_, operator)| operator.c).collect();
     let codecs: Vec<&str> = file_blocks::types().map(|t| t.row().codec_c).collect();
     let blocks = file_blocks::repeat(include_str!("../file_blocks/file_blocks.cl"));

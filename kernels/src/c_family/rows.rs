@@ -1,10 +1,11 @@
 //! Kernels that read no matrix weights: the row kernels, attention, and KV append.
 
+use super::elementwise::functions;
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Kernel, KvType};
 use crate::rows::{self, RowKernel, row_kernels};
 use crate::variant::Variant;
-use crate::{add, attention, checksum, head_norm};
+use crate::{add, attention, checksum, head_norm, latent};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -31,6 +32,11 @@ pub(super) fn variants() -> Vec<Variant> {
     let experts = |kernel, grid, name| Function { source: experts_source, ..function(kernel, grid, name) };
     out.push(experts(Kernel::ExpertRoute, add::grid, "expert_route"));
     out.push(experts(Kernel::ExpertCombine, rows::part_grid, "expert_combine"));
+    out.push(Function {
+        source: latent_source,
+        items: HEAD_ITEMS,
+        ..function(Kernel::LatentRows, latent::grid, "latent_rows")
+    });
     let cached = KvType::ALL.map(cache_functions);
     out.extend(cached.map(|[append, ..]| append));
     out.extend(cached.map(|[_, partial, _]| partial));
@@ -70,6 +76,11 @@ fn head_source(language: KernelLanguage) -> Arc<str> {
 /// Composes a program of its own, because only runs that verify their transfers need the kernel.
 fn checksum_source(language: KernelLanguage) -> Arc<str> {
     program(language, ITEMS, &[include_str!("../checksum/checksum.cl")])
+}
+
+/// Composes a program of its own, because only models with latent attention need the kernel.
+fn latent_source(language: KernelLanguage) -> Arc<str> {
+    program(language, HEAD_ITEMS, &[functions(language), include_str!("../latent/latent.cl")])
 }
 
 /// Composes a program of its own, because only mixtures of experts need the kernels.

@@ -9,7 +9,7 @@ use super::matmul::{Exact, Fast};
 use super::row::{Row, RowWise};
 use crate::abi::array;
 use crate::blocks::TensorType;
-use crate::experts::matmul::tiles;
+use crate::experts::matmul::{CONSTANTS, tiles};
 use crate::experts::route::{Choice, Gate, Groups, MAX_EXPERTS, MAX_GROUPS, MAX_USED};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, group_bytes};
@@ -116,8 +116,8 @@ pub(crate) trait Rows: 'static {
 
     /// Returns the number of words in a row of `k` values.
     fn words(k: usize) -> usize;
-    /// Adds a row with the values `slot · k` … of `row`, which has `slots · k` values, to `to`.
-    fn put(row: &[Self::Word], slot: usize, slots: usize, k: usize, to: &mut Vec<Self::Word>);
+    /// Adds a row with `k` values from value `start` of `row` on, which has `width` values, to `to`.
+    fn put(row: &[Self::Word], start: usize, width: usize, k: usize, to: &mut Vec<Self::Word>);
 }
 
 /// f32 activations.
@@ -130,8 +130,8 @@ impl Rows for Floats {
         k
     }
 
-    fn put(row: &[f32], slot: usize, _: usize, k: usize, to: &mut Vec<f32>) {
-        to.extend_from_slice(&row[slot * k..][..k]);
+    fn put(row: &[f32], start: usize, _: usize, k: usize, to: &mut Vec<f32>) {
+        to.extend_from_slice(&row[start..][..k]);
     }
 }
 
@@ -145,18 +145,20 @@ impl Rows for Int8Rows {
         row_bytes(k) / 4
     }
 
-    fn put(row: &[u32], slot: usize, slots: usize, k: usize, to: &mut Vec<u32>) {
-        let (start, width) = (to.len(), slots * k);
+    /// `start` is a multiple of [`BLOCK`].
+    fn put(row: &[u32], start: usize, width: usize, k: usize, to: &mut Vec<u32>) {
+        let first = to.len();
+        // Offsets of the parts of a row in bytes, and the values that share a word of each part.
         let parts = [
-            (0, 0, k / 4),
-            (scales_offset(width), scales_offset(k), k / BLOCK),
-            (sums_offset(width), sums_offset(k), k / BLOCK * 2),
+            (0, 0, 4),
+            (scales_offset(width), scales_offset(k), BLOCK),
+            (sums_offset(width), sums_offset(k), BLOCK / 2),
         ];
-        for (from, at, words) in parts {
-            to.resize(start + at / 4, 0);
-            to.extend_from_slice(&row[from / 4 + slot * words..][..words]);
+        for (from, at, values) in parts {
+            to.resize(first + at / 4, 0);
+            to.extend_from_slice(&row[from / 4 + start / values..][..k / values]);
         }
-        to.resize(start + Self::words(k), 0);
+        to.resize(first + Self::words(k), 0);
     }
 }
 
@@ -206,7 +208,7 @@ fn product_grid(constants: &[u32]) -> [u32; 3] {
 /// # Safety
 /// The requirements of [`HostFn`] apply.
 unsafe fn run<R: Rows>(call: &HostCall<'_>, groups: Range<u32>, tensor_type: TensorType, product: HostFn) {
-    let [_, _, _, k, ..]: [u32; 11] = array(call.constants);
+    let [_, _, _, k, ..]: [u32; CONSTANTS] = array(call.constants);
     // SAFETY: guaranteed by the caller.
     let launch = unsafe { Launch::<R>::new(call, product, group_bytes(tensor_type, k as usize)) };
     match tasks_per_assignment(call.constants) {
@@ -219,7 +221,7 @@ unsafe fn run<R: Rows>(call: &HostCall<'_>, groups: Range<u32>, tensor_type: Ten
 
 /// Returns the number of tasks of each assignment, or `None` if the assignments to an expert share its tasks.
 fn tasks_per_assignment(constants: &[u32]) -> Option<u32> {
-    let [rows, _, n, _, _, expert_rows, _, used, ..]: [u32; 11] = array(constants);
+    let [rows, _, n, _, _, expert_rows, _, used, ..]: [u32; CONSTANTS] = array(constants);
     let experts = n / expert_rows.max(1);
     (rows.saturating_mul(used) < experts).then(|| tiles(expert_rows, TASK_ROWS))
 }
@@ -245,6 +247,10 @@ struct Launch<'a, R: Rows> {
     x_slots: usize,
     column: usize,
     stride: usize,
+    is_fixed: bool,
+    x_pitch: usize,
+    x_column: usize,
+    y_gap: usize,
 }
 
 impl<'a, R: Rows> Launch<'a, R> {
@@ -253,9 +259,10 @@ impl<'a, R: Rows> Launch<'a, R> {
     /// # Safety
     /// The requirements of [`HostFn`] apply.
     unsafe fn new(call: &'a HostCall<'a>, product: HostFn, group_bytes: usize) -> Self {
-        let [rows, word, others @ ..]: [u32; 11] = array(call.constants);
-        let [n, k, first_row, expert_rows, piece, used, x_slots, column, stride] =
-            others.map(|count| count as usize);
+        let [rows, word, others @ ..]: [u32; CONSTANTS] = array(call.constants);
+        let others = others.map(|count| count as usize);
+        let [n, k, first_row, expert_rows, piece, used, x_slots, column, stride, is_fixed, ..] = others;
+        let [.., x_pitch, x_column, y_gap] = others;
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x, route) =
             unsafe { (call.read::<u32>(0), call.read::<R::Word>(2), call.read::<u32>(3)) };
@@ -276,6 +283,10 @@ impl<'a, R: Rows> Launch<'a, R> {
             x_slots,
             column,
             stride,
+            is_fixed: is_fixed != 0,
+            x_pitch,
+            x_column,
+            y_gap,
         }
     }
 
@@ -322,8 +333,12 @@ impl<'a, R: Rows> Launch<'a, R> {
             let of_all = self.first_row + rows.start..self.first_row + rows.end;
             for expert in of_all.start / self.expert_rows..of_all.end.div_ceil(self.expert_rows) {
                 found.clear();
-                found
-                    .extend((0..self.assignments).filter(|assignment| self.expert_of(*assignment) == expert));
+                let all = 0..self.assignments;
+                if self.is_fixed {
+                    found.extend(all.skip(expert).step_by(self.used));
+                } else {
+                    found.extend(all.filter(|assignment| self.expert_of(*assignment) == expert));
+                }
                 for tile in found.chunks(TILE) {
                     x.clear();
                     tile.iter().for_each(|assignment| self.put_x(*assignment, &mut x));
@@ -340,14 +355,17 @@ impl<'a, R: Rows> Launch<'a, R> {
     }
 
     fn expert_of(&self, assignment: usize) -> usize {
-        self.route[assignment / self.used * 2 * self.used + assignment % self.used] as usize
+        let (row, slot) = (assignment / self.used, assignment % self.used);
+        if self.is_fixed { slot } else { self.route[row * 2 * self.used + slot] as usize }
     }
 
     /// Adds the row of x of an assignment to `to`.
     fn put_x(&self, assignment: usize, to: &mut Vec<R::Word>) {
         let (row, slot) = (assignment / self.used, assignment % self.used);
-        let words = R::words(self.x_slots * self.k);
-        R::put(&self.x[row * words..][..words], slot % self.x_slots, self.x_slots, self.k, to);
+        let (pitch, slot) = (self.x_pitch, slot % self.x_slots);
+        let width = self.x_slots * pitch;
+        let words = R::words(width);
+        R::put(&self.x[row * words..][..words], slot * pitch + self.x_column, width, self.k, to);
     }
 
     /// Multiplies the weight rows `rows` of the binding by rows of x. Writes [`TASK_ROWS`] sums for each row of x.
@@ -381,7 +399,8 @@ impl<'a, R: Rows> Launch<'a, R> {
         for (weight_row, sum) in rows.clone().zip(sums) {
             if (first..first + self.expert_rows).contains(&weight_row) {
                 let (piece, within) = ((weight_row - first) / self.piece, (weight_row - first) % self.piece);
-                let at = row * self.stride + self.column + (piece * self.used + slot) * self.piece + within;
+                let of_slot = row * self.stride + self.column + slot * self.y_gap;
+                let at = of_slot + (piece * self.used + slot) * self.piece + within;
                 // SAFETY: guaranteed by the caller.
                 unsafe { self.call.write::<f32>(4, at..at + 1)[0] = *sum };
             }

@@ -9,7 +9,7 @@ use crate::gather;
 use crate::head_norm::Form;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
-use crate::params::{LOGIT_ROWS, ROWS};
+use crate::params::{HEADER_WORDS, LOGIT_ROWS, ROWS};
 use crate::quantize::BLOCK;
 use crate::silu_mul::Gate;
 use std::f32::consts::{FRAC_2_SQRT_PI, SQRT_2};
@@ -201,6 +201,38 @@ unsafe impl RowWise for HeadNorm {
                 head.iter_mut().zip(weights).for_each(|(x, w)| *x = *x * scale * w);
             }
         }
+    }
+}
+
+/// Queries, the key and the value of latent attention.
+pub(crate) struct LatentRows;
+
+// SAFETY: `row` reads bindings 1 to 3 as floats, binding 0 as words, and writes its row of binding 4 once.
+unsafe impl RowWise for LatentRows {
+    const KERNEL: Kernel = Kernel::LatentRows;
+
+    #[inline(always)]
+    fn row<S: Isa>(s: S, row: Row<'_>) {
+        let [rows, _, heads, plain, rope, rank, .., period] = row.constants::<9>();
+        let [heads, plain, rope, rank] = [heads, plain, rope, rank].map(|n| n as usize);
+        let (epsilon, beta, joint) = (row.float(6), row.float(7), rope + rank);
+        let position = row.all::<u32>(0)[HEADER_WORDS + rows as usize + row.index];
+        let factor = 1.0 + beta * ((position / period + 1) as f32).ln();
+        let (q, kv) = (row.read(1, heads * (plain + rope)), row.read(2, joint));
+        let (queries, others) = row.write(4, (heads + 2) * joint).split_at_mut(heads * joint);
+        for (from, to) in q.chunks_exact((plain + rope).max(1)).zip(queries.chunks_exact_mut(joint.max(1))) {
+            to[..rope].copy_from_slice(&from[plain..]);
+            if beta != 0.0 {
+                to.iter_mut().for_each(|value| *value *= factor);
+            }
+        }
+        let (latent, rotating) = kv.split_at(rank);
+        let (key, value) = others.split_at_mut(joint);
+        key[..rope].copy_from_slice(rotating);
+        let scale = norm_scale(s, latent, epsilon);
+        let values = latent.iter().zip(row.all::<f32>(3));
+        key[rope..].iter_mut().zip(values).for_each(|(out, (x, w))| *out = x * scale * w);
+        value.copy_from_slice(key);
     }
 }
 

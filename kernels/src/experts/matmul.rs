@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout): all experts, or a part of their rows |
-//! | 2 | x: f32 `[rows, x slots, k]`, or [f16](crate::half_rows) or [int8 activations](crate::quantize) of x slots · k columns |
-//! | 3 | route: see [`route`](super::route) |
+//! | 2 | x: f32 `[rows, x slots, pitch]`, or [f16](crate::half_rows) or [int8 activations](crate::quantize) of x slots · k columns |
+//! | 3 | route: see [`route`](super::route). A fixed route is not read. |
 //! | 4 | y: f32, rows with stride `stride` (in values), read and written |
 //!
 //! The constants are, in this order:
@@ -18,9 +18,13 @@
 //! - `used`, the number of experts per row
 //! - the x slots: 1 if all slots of a row have the same x, or `used`
 //! - the first column of y, and the stride of y
+//! - 1 if the route is fixed: the expert of each slot has the slot's number, as heads have weights of their own
+//! - the distance between the starts of two slots of x, and the column of a slot at which its k values start. All are
+//!   multiples of 4.
+//! - the gap: values of y between two slots that belong to other products
 //!
-//! Weight row i of an expert gives column `first column + (i / piece · used + slot) · piece + i % piece` of y. With a
-//! piece of half the rows per expert, all gates of a row precede all its up projections, as
+//! Weight row i of an expert gives column `first column + slot · gap + (i / piece · used + slot) · piece + i % piece` of
+//! y. With a piece of half the rows per expert, all gates of a row precede all its up projections, as
 //! [`silu_mul`](crate::silu_mul) reads them. A launch with a part of the experts' rows writes only the columns of this
 //! part. Experts may start at any row.
 //!
@@ -39,6 +43,9 @@ use crate::layout::{GROUP_ROWS, Layout, Resident};
 use crate::types::each_type;
 use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
+
+/// Number of constants.
+pub(crate) const CONSTANTS: usize = 15;
 
 macro_rules! abis {
     ($($name:ident)*) => {
@@ -66,7 +73,7 @@ macro_rules! abi {
                 stringify!($activations)
             ),
             bindings: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
-            constants: 11,
+            constants: CONSTANTS,
             extents: |constants, out| {
                 let types = (TensorType::$name, Layout::$layout, Activations::$activations);
                 extents(types, constants, out)
@@ -82,20 +89,28 @@ fn extents(
     constants: &[u32],
     out: &mut [u64],
 ) {
-    let [rows, _, n, k, first_row, expert_rows, piece, used, x_slots, column, stride] = array(constants);
+    let [rows, _, n, k, first_row, expert_rows, piece, used, x_slots, column, stride, route @ ..]: [u32;
+        CONSTANTS] = array(constants);
+    let [is_fixed, x_pitch, x_column, y_gap] = route;
+    let has_gaps = [is_fixed, x_column, y_gap] != [0; 3] || x_pitch != k;
     let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
-    let is_possible = (1..=MAX_USED).contains(&used)
+    let (most_used, route) = if is_fixed == 0 { (MAX_USED, words(&[rows, used, 2])) } else { (u32::MAX, 0) };
+    let is_possible = (1..=most_used).contains(&used)
         && [1, used].contains(&x_slots)
+        && x_column.checked_add(k).is_some_and(|end| end <= x_pitch)
+        && [x_pitch, x_column].iter().all(|values| values.is_multiple_of(4))
         && expert_rows > 0
         && expert_rows.checked_rem(piece) == Some(0)
         && first_row.is_multiple_of(GROUP_ROWS as u32);
-    let width = u64::from(column).saturating_add(product(&[used, expert_rows]));
+    let gaps = product(&[used.saturating_sub(1), y_gap]);
+    let width = u64::from(column).saturating_add(gaps).saturating_add(product(&[used, expert_rows]));
     let y = match u32::try_from(width) {
         Ok(width) if is_possible => strided(rows, stride, width),
         _ => IMPOSSIBLE,
     };
-    let x = x_slots.checked_mul(k).map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
-    out.copy_from_slice(&[HEADER_BYTES, weights, x, words(&[rows, used, 2]), y]);
+    let width = x_slots.checked_mul(x_pitch).filter(|_| activations == Activations::F32 || !has_gaps);
+    let x = width.map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
+    out.copy_from_slice(&[HEADER_BYTES, weights, x, route, y]);
 }
 
 /// Returns a grid of the groups of 16 weight rows that an expert may need × assignments.
@@ -114,7 +129,7 @@ pub(crate) fn tiles(expert_rows: u32, tile_rows: u32) -> u32 {
 
 /// Returns a grid of the tiles of `TILE_ROWS` weight rows that an expert may need × the experts with bound rows.
 pub(crate) fn tiled_grid<const TILE_ROWS: u32>(constants: &[u32]) -> [u32; 3] {
-    let [_, _, n, _, first_row, expert_rows, ..]: [u32; 11] = array(constants);
+    let [_, _, n, _, first_row, expert_rows, ..]: [u32; CONSTANTS] = array(constants);
     let last_row = first_row.saturating_add(n.saturating_sub(1));
     let expert_of = |row: u32| row / expert_rows.max(1);
     let experts = expert_of(last_row) - expert_of(first_row) + 1;
@@ -134,6 +149,8 @@ struct Sizes {
     own_x: bool,
     /// Rows of all experts that the launch binds, if it does not bind all.
     part: Option<(usize, usize)>,
+    /// Whether the route is fixed.
+    is_fixed: bool,
 }
 
 pub(crate) struct ExpertMatMul(pub TensorType, pub Activations);
@@ -176,6 +193,11 @@ impl Spec for ExpertMatMul {
             pieces,
             own_x,
             part,
+            is_fixed: false,
+        };
+        let fixed = |experts, expert_rows, k, own_x, part| Sizes {
+            is_fixed: true,
+            ..sizes(experts, experts, expert_rows, k, 1, own_x, part)
         };
         let all = [
             sizes(2, 1, 16, 256, 1, false, None),
@@ -201,7 +223,13 @@ impl Spec for ExpertMatMul {
             .into_iter()
             .take(count)
             .map(|(rows, sizes)| (RowShape { capacity: rows, rows: rows - 7, count_word: 1 }, sizes));
-        let all = ROW_SHAPES.into_iter().zip(all).chain(many);
+        let fixed = [
+            (RowShape { capacity: 5, rows: 4, count_word: 0 }, fixed(3, 22, 256, true, None)),
+            (RowShape { capacity: 75, rows: 70, count_word: 1 }, fixed(4, 48, 256, true, Some((64, 128)))),
+            (RowShape { capacity: 20, rows: 20, count_word: 0 }, fixed(20, 16, 512, false, None)),
+        ];
+        let fixed = fixed.into_iter().filter(|_| self.1 == Activations::F32);
+        let all = ROW_SHAPES.into_iter().zip(all).chain(many).chain(fixed);
         all.map(|(shape, sizes)| self.case(random, layout, shape, sizes)).collect()
     }
 
@@ -215,14 +243,16 @@ impl Spec for ExpertMatMul {
         // A part ends at a multiple of 64 rows, or with the last expert.
         let most = (all - first).div_ceil(64);
         let rows = ((1 + random.below(most)) * 64).min(all - first);
+        let is_fixed = self.1 == Activations::F32 && random.below(4) == 0;
         let sizes = Sizes {
             experts,
-            used: 1 + random.below(experts.min(4)),
+            used: if is_fixed { experts } else { 1 + random.below(experts.min(4)) },
             expert_rows,
             k: (1 + random.below(8)) * 256,
             pieces,
             own_x: random.below(2) == 0,
             part: (random.below(2) == 0).then_some((first, rows)),
+            is_fixed,
         };
         self.case(random, layout, shape, sizes)
     }
@@ -231,7 +261,7 @@ impl Spec for ExpertMatMul {
 impl ExpertMatMul {
     fn case(&self, random: &mut Random, layout: Layout, shape: RowShape, sizes: Sizes) -> Case {
         let Self(tensor_type, activations) = *self;
-        let Sizes { experts, used, expert_rows, pieces, own_x, part, .. } = sizes;
+        let Sizes { experts, used, expert_rows, pieces, own_x, part, is_fixed, .. } = sizes;
         // Types with short blocks also support odd numbers of blocks.
         let k = if tensor_type.block_values() < 256 { sizes.k / 8 } else { sizes.k };
         let (first_row, n) = part.unwrap_or((0, experts * expert_rows));
@@ -245,8 +275,14 @@ impl ExpertMatMul {
         resident.pack(0..resident.groups(), bound, &mut packed).expect("sizes are the layout's");
 
         let x_slots = if own_x { used } else { 1 };
-        let x = random.floats(shape.capacity * x_slots * k, 2.0);
-        let width = x_slots * k;
+        // Between the slots of a fixed route are values that no sum contains, and columns that no slot writes.
+        let [x_pitch, x_column, gap] = if is_fixed { [k + 20, 12, 7] } else { [k, 0, 0] };
+        let mut x = random.floats(shape.capacity * x_slots * x_pitch, 2.0);
+        for slot in x.chunks_exact_mut(x_pitch) {
+            slot[..x_column].fill(f32::NAN);
+            slot[x_column + k..].fill(f32::NAN);
+        }
+        let width = x_slots * x_pitch;
         let (packed_x, x_values): (Vec<Vec<u8>>, Vec<Vec<f64>>) = match activations {
             Activations::F32 => Default::default(),
             Activations::Int8 => {
@@ -264,29 +300,33 @@ impl ExpertMatMul {
             Activations::F32 => x.iter().map(|x| f64::from(*x)).collect(),
             Activations::Int8 | Activations::F16 => x_values.concat(),
         };
-        let ids = (0..shape.capacity).flat_map(|_| random.shuffled(experts)[..used].to_vec());
+        let in_order: Vec<u32> = (0..used as u32).collect();
+        let choose = |random: &mut Random| random.shuffled(experts)[..used].to_vec();
+        let ids = (0..shape.capacity).flat_map(|_| if is_fixed { in_order.clone() } else { choose(random) });
         let ids: Vec<u32> = ids.collect();
         let route = ids.chunks_exact(used).flat_map(|ids| [ids, &vec![u32::MAX; used]].concat());
         let route: Vec<u32> = route.collect();
         let (column, piece) = (shape.capacity % 3 * 5, expert_rows / pieces);
-        let stride = column + used * expert_rows + shape.capacity % 2 * 21;
-        let mut expected = vec![None; (shape.capacity - 1) * stride + column + used * expert_rows];
+        let width = column + (used - 1) * gap + used * expert_rows;
+        let stride = width + shape.capacity % 2 * 21;
+        let mut expected = vec![None; (shape.capacity - 1) * stride + width];
         for (assignment, id) in ids.iter().enumerate().take(shape.rows * used) {
             let (row, slot) = (assignment / used, assignment % used);
-            let x = &x_values[(row * x_slots + slot % x_slots) * k..][..k];
+            let x = &x_values[(row * x_slots + slot % x_slots) * x_pitch + x_column..][..k];
             for i in 0..expert_rows {
                 let weight_row = *id as usize * expert_rows + i;
                 if (first_row..first_row + n).contains(&weight_row) {
                     let weights = &weights[weight_row * k..][..k];
                     let dot = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
-                    let at = column + (i / piece * used + slot) * piece + i % piece;
+                    let at = column + slot * gap + (i / piece * used + slot) * piece + i % piece;
                     expected[row * stride + at] = Some(dot);
                 }
             }
         }
         let constants =
             [shape.capacity, shape.count_word as usize, n, k, first_row, expert_rows, piece, used];
-        let constants = [&constants[..], &[x_slots, column, stride]].concat();
+        let fixed = [usize::from(is_fixed), x_pitch, x_column, gap];
+        let constants = [&constants[..], &[x_slots, column, stride], &fixed].concat();
         let label = format!("{}, {sizes:?}", shape.label(k));
         let build = Build::new(Kernel::ExpertMatMul(tensor_type, activations), label, &constants);
         let build = build.words(&shape.header()).bytes(packed);
@@ -294,7 +334,7 @@ impl ExpertMatMul {
             Activations::F32 => build.floats(&x),
             Activations::Int8 | Activations::F16 => build.bytes(packed_x.concat()),
         };
-        let build = build.words(&route);
+        let build = build.words(if is_fixed { &route[..1] } else { &route });
         build.poison(expected.len() * 4).expect_f32(4, expected)
     }
 }
@@ -318,16 +358,23 @@ mod tests {
 
     #[test]
     fn a_launch_needs_whole_pieces_and_space_for_all_slots() {
-        let y = |piece, x_slots, stride| {
+        let extents = |piece, x_slots, stride, route: [u32; 4]| {
             let mut out = [0; 5];
-            let constants = [2, 0, 64, 32, 0, 16, piece, 4, x_slots, 8, stride];
+            let constants = [&[2, 0, 64, 32, 0, 16, piece, 4, x_slots, 8, stride], &route[..]].concat();
             (abi(TensorType::F32, Layout::Rows16, Activations::F32).extents)(&constants, &mut out);
-            out[4]
+            out
         };
+        let y = |piece, x_slots, stride| extents(piece, x_slots, stride, [0, 32, 0, 0])[4];
         assert_eq!(y(8, 1, 72), 2 * 72 * 4);
         assert_eq!(y(16, 4, 100), (100 + 72) * 4);
         for (piece, x_slots, stride) in [(5, 1, 72), (0, 1, 72), (8, 2, 72), (8, 1, 71)] {
             assert_eq!(y(piece, x_slots, stride), IMPOSSIBLE, "{piece} {x_slots} {stride}");
+        }
+        // Slots of 48 values, of which the last 32 are used, and three gaps of 5 columns.
+        assert_eq!(extents(16, 4, 87, [1, 48, 16, 5])[2..], [2 * 4 * 48 * 4, 0, 2 * 87 * 4]);
+        assert_eq!(extents(16, 4, 86, [1, 48, 16, 5])[4], IMPOSSIBLE);
+        for route in [[1, 47, 15, 0], [1, 48, 20, 0], [1, 48, u32::MAX - 3, 0], [1, 48, 0, u32::MAX]] {
+            assert_eq!(extents(16, 4, 100, route)[4], IMPOSSIBLE, "{route:?}");
         }
     }
 }

@@ -14,6 +14,10 @@ struct Constants {
     x_slots: u32,
     column: u32,
     stride: u32,
+    is_fixed: u32,
+    x_pitch: u32,
+    x_column: u32,
+    y_gap: u32,
 }
 var<immediate> constants: Constants;
 
@@ -31,14 +35,14 @@ fn expert_matmul(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_inv
     let row = index.y / c.used;
     let slot = index.y % c.used;
     let is_used = row < count(c.word, c.rows);
-    var expert = 0u;
-    if is_used { expert = route[row * 2u * c.used + slot]; }
+    var expert = slot;
+    if is_used && c.is_fixed == 0u { expert = route[row * 2u * c.used + slot]; }
     // Group of weight rows, among all experts and among those that are bound. Groups beyond these compute nothing.
     let group = expert * c.expert_rows / 16u + index.x;
     let bound = group - c.first_row / 16u;
     let quads = select(0u, c.k / 4u, is_used && bound < (c.n + 15u) / 16u);
     let lines = bound * group_vectors(c.k);
-    let begin = (row * c.x_slots + select(slot, 0u, c.x_slots == 1u)) * (c.k / 4u);
+    let begin = (row * c.x_slots + select(slot, 0u, c.x_slots == 1u)) * (c.x_pitch / 4u) + c.x_column / 4u;
     var sums = vec4<f32>();
     for (var quad = item / 4u; quad < quads; quad += ITEMS / 4u) {
         sums += quad_values(lines, c.k, quad / 8u, quad % 8u, item % 4u) * x[begin + quad];
@@ -49,6 +53,7 @@ fn expert_matmul(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_inv
     if item < 16u && quads > 0u && line < c.expert_rows {
         var sum = 0.0;
         for (var i = item / 4u; i < ITEMS; i += 4u) { sum += partial[i][item % 4u]; }
-        y[row * c.stride + c.column + (line / c.piece * c.used + slot) * c.piece + line % c.piece] = sum;
+        let to = row * c.stride + c.column + slot * c.y_gap;
+        y[to + (line / c.piece * c.used + slot) * c.piece + line % c.piece] = sum;
     }
 }

@@ -10,7 +10,8 @@
 KERNEL(ITEMS) expert_matmul_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,
     const GLOBAL uint *RESTRICT route, GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint first_row,
-    uint expert_rows, uint piece, uint used, uint x_slots, uint column, uint stride
+    uint expert_rows, uint piece, uint used, uint x_slots, uint column, uint stride, uint is_fixed, uint x_pitch,
+    uint x_column, uint y_gap
 ) {
     BEGIN();
     SHARED float w_tile[32 * COLUMN] ALIGNED;
@@ -32,8 +33,9 @@ KERNEL(ITEMS) expert_matmul_tiled(
         uint length = 0;
         for (uint next = begin; next < min(begin + LIST, in_use); next += ITEMS) {
             uint row = next + ITEM, own = NONE;
-            for (uint slot = 0; slot < used && row < in_use; slot++) {
-                if (route[(size_t)row * 2 * used + slot] == expert) own = row * used + slot;
+            // A fixed route has each expert in its own slot.
+            for (uint slot = is_fixed ? expert : 0; slot < (is_fixed ? expert + 1 : used) && row < in_use; slot++) {
+                if (is_fixed || route[(size_t)row * 2 * used + slot] == expert) own = row * used + slot;
             }
             found[ITEM] = own;
             BARRIER();
@@ -66,7 +68,8 @@ KERNEL(ITEMS) expert_matmul_tiled(
                     uint at = ITEM / 8 + i * 16, c = ITEM % 8 * 4;
                     if (at >= tile) continue;
                     uint assignment = list[first + at], slot = x_slots == 1 ? 0 : assignment % used;
-                    float4 from = LOADF4(x + ((size_t)(assignment / used) * x_slots + slot) * k + block * 32 + c);
+                    const GLOBAL float *of_row = x + ((size_t)(assignment / used) * x_slots + slot) * x_pitch + x_column;
+                    float4 from = LOADF4(of_row + block * 32 + c);
                     x_tile[c * COLUMN + at] = from.x;
                     x_tile[(c + 1) * COLUMN + at] = from.y;
                     x_tile[(c + 2) * COLUMN + at] = from.z;
@@ -93,7 +96,7 @@ KERNEL(ITEMS) expert_matmul_tiled(
             for (uint i = 0; i < 4; i++) {
                 if (line + i >= tile) continue;
                 uint assignment = list[first + line + i], row = assignment / used, slot = assignment % used;
-                GLOBAL float *to = y + (size_t)row * stride + column;
+                GLOBAL float *to = y + (size_t)row * stride + column + slot * y_gap;
                 #pragma unroll
                 for (uint j = 0; j < 8; j++) {
                     uint of_all = tile_begin + lane + j / 4 * 32 + j % 4, own = of_all - expert_begin;

@@ -15,6 +15,10 @@ struct Constants {
     x_slots: u32,
     column: u32,
     stride: u32,
+    is_fixed: u32,
+    x_pitch: u32,
+    x_column: u32,
+    y_gap: u32,
 }
 var<immediate> constants: Constants;
 
@@ -40,14 +44,14 @@ fn slot_of_four(column: u32, four: u32) -> u32 { return column * 16u + (four ^ (
 // Returns the index of the first value of x that an assignment multiplies.
 fn x_begin(assignment: u32) -> u32 {
     let slot = select(assignment % constants.used, 0u, constants.x_slots == 1u);
-    return (assignment / constants.used * constants.x_slots + slot) * constants.k;
+    return (assignment / constants.used * constants.x_slots + slot) * constants.x_pitch + constants.x_column;
 }
 
 // Writes four values of an assignment, from weight row `of_all` of all experts on. Rows of other experts, and rows that
 // are not bound, are beyond the limits.
 fn put_four(assignment: u32, of_all: u32, expert_begin: u32, values: vec4<f32>) {
     let c = constants;
-    let to = assignment / c.used * c.stride + c.column;
+    let to = assignment / c.used * c.stride + c.column + assignment % c.used * c.y_gap;
     for (var j = 0u; j < 4u; j++) {
         let own = of_all + j - expert_begin;
         if own < c.expert_rows && of_all + j - c.first_row < c.n {
@@ -82,7 +86,9 @@ fn expert_matmul_tiled(
             let row = next + item;
             var own = NONE;
             if row < in_use {
-                for (var slot = 0u; slot < c.used; slot++) {
+                // A fixed route has each expert in its own slot.
+                if c.is_fixed != 0u { own = row * c.used + expert; }
+                for (var slot = 0u; slot < c.used && c.is_fixed == 0u; slot++) {
                     if route[row * 2u * c.used + slot] == expert { own = row * c.used + slot; }
                 }
             }

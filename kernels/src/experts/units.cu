@@ -254,7 +254,8 @@ FN uint multiply(
 extern "C" __global__ void __launch_bounds__(ITEMS, 3) expert_matmul_units(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL uint4 *RESTRICT x,
     const GLOBAL uint *RESTRICT route, GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint first_row,
-    uint expert_rows, uint piece, uint used, uint x_slots, uint column, uint stride
+    uint expert_rows, uint piece, uint used, uint x_slots, uint column, uint stride, uint is_fixed, uint x_pitch,
+    uint x_column, uint y_gap
 ) {
     extern SHARED uint4 dynamic[];
     SHARED uint list[LIST];

@@ -138,6 +138,7 @@ impl Spec for RopeAppend {
             (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
             (5, vec![(30, 5)], [4, 2, 96, 64], HALVES),
             (3, vec![(15, 2)], [2, 1, 320, 320], INTERLEAVED),
+            (3, vec![(40, 3)], [16, 1, 576, 64], INTERLEAVED),
         ] {
             if !self.0.takes(head_dim as u32) {
                 continue;

@@ -5,7 +5,7 @@ use super::{Function, bare_program, function, program};
 use crate::kernel::Kernel;
 use crate::rows::{ITEMS, RowKernel, part_grid, row_kernels};
 use crate::variant::Variant;
-use crate::{add, checksum, head_norm};
+use crate::{add, checksum, head_norm, latent};
 use ragtag_hal::Feature;
 
 /// Number of work items in a group that normalises one head.
@@ -31,6 +31,13 @@ pub(super) fn variants() -> Vec<Variant> {
     out.push(Function {
         compose: |_| program(ITEMS, &[include_str!("../experts/combine.wgsl")]),
         ..function(Kernel::ExpertCombine, part_grid, "expert_combine", ITEMS)
+    });
+    out.push(Function {
+        compose: |_| {
+            let parts = [include_str!("groups.wgsl"), include_str!("../latent/latent.wgsl")];
+            program(HEAD_ITEMS, &parts)
+        },
+        ..function(Kernel::LatentRows, latent::grid, "latent_rows", HEAD_ITEMS)
     });
     out.into_iter().map(Function::variant).collect()
 }
