@@ -1,14 +1,14 @@
 //! Builds operator graphs. Each call adds a node, infers the shape of its output, and checks the shapes of
 //! its weights.
 
-use crate::arch::layer_of;
 use crate::arch::rope::Rope;
+use crate::arch::{Latent, layer_of};
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
-    Add, Affine, Attention, Bias, Embed, ExpertCombine, ExpertMatMul, ExpertRoute, Gather, HeadNorm, Heads,
-    LayerNorm, Lookup, MatMul, Operator, Peaks, Picks, RmsNorm, RopeAppend, Rows, Scale, ScaleRows, Scores,
-    Shape, SiluMul, Unary,
+    Add, Affine, Attention, Bias, Embed, ExpertCombine, ExpertMatMul, ExpertRoute, Gather, HeadMatMul,
+    HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul, Operator, Peaks, Picks, RmsNorm, RopeAppend,
+    Rows, Scale, ScaleRows, Scores, Shape, SiluMul, Unary,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
@@ -286,6 +286,60 @@ impl<'a> Builder<'a> {
             self.tensor(weight, shape, false)?;
         }
         Ok(self.apply(HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
+    }
+
+    /// Adds nodes that compute rows of queries, a key and a value of latent attention from the queries and the latent.
+    /// `weights` names the matrix for keys, and the weights of the latent's norm.
+    pub(crate) fn latent_rows(
+        &mut self,
+        [q, kv]: [NodeIndex; 2],
+        heads: Heads,
+        latent: &Latent,
+        weights: [String; 2],
+        epsilon: f32,
+    ) -> Result<NodeIndex, ModelError> {
+        let Latent { rank, plain, rotating, .. } = *latent;
+        let [keys, norm] = weights;
+        self.vector(&norm, rank)?;
+        let weights = self.head_weights(&keys, [plain, rank], heads)?;
+        let (heads_of, rows, column, gap) = (heads.queries, rank, rotating, rotating);
+        let operator = HeadMatMul { weights, heads: heads_of, rows, x_column: 0, column, gap };
+        let width = heads.query_width() + 2 * heads.kv_width();
+        let queries = self.add(operator, Shape { width, ..self.graph.node(q).shape() }, &[q]);
+        Ok(self.apply(LatentRows { heads, latent: *latent, norm, epsilon }, &[queries, q, kv]))
+    }
+
+    /// Adds a node that computes the values of all heads from the results of latent attention.
+    pub(crate) fn latent_values(
+        &mut self,
+        attended: NodeIndex,
+        heads: Heads,
+        latent: &Latent,
+        weight: &str,
+    ) -> Result<NodeIndex, ModelError> {
+        let (rows, x_column, heads_of) = (latent.value, latent.rotating, heads.queries);
+        let weights = self.head_weights(weight, [latent.rank, rows], heads)?;
+        let operator = HeadMatMul { weights, heads: heads_of, rows, x_column, column: 0, gap: 0 };
+        let shape = Shape { width: heads_of * rows, ..self.graph.node(attended).shape() };
+        Ok(self.add(operator, shape, &[attended]))
+    }
+
+    /// Returns the weights of products with parts of rows, one for each head.
+    fn head_weights(
+        &mut self,
+        name: &str,
+        [columns, rows]: [u32; 2],
+        heads: Heads,
+    ) -> Result<Stack, ModelError> {
+        let unsupported = |what: String| Err(ModelError::Unsupported { what });
+        if !matmul::takes_columns(columns) || !heads.dimensions.is_multiple_of(4) {
+            return unsupported(format!("tensor {name} with rows of {columns} values (no multiple of 32)"));
+        }
+        self.tensor(name, &[columns, rows, heads.queries], true)?;
+        if self.factor(name) != 1.0 {
+            return unsupported(format!("tensor {name} with a scale"));
+        }
+        Ok(Stack::of(name))
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the

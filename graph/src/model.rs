@@ -81,6 +81,7 @@ impl Model {
         weights: Weights,
         description: Description,
     ) -> Result<Self, ModelError> {
+        let weights = converted::split_latents(weights, &hyperparameters)?;
         let weights = converted::widen_rows(weights)?;
         let mut graph = architecture.build(&hyperparameters, &weights)?;
         passes::fuse_residuals(&mut graph);

@@ -23,6 +23,8 @@ struct Golden {
     /// Logits of the last id.
     logits: Vec<f32>,
     tensors: Tensors,
+    /// Whether GGUF files have the form of older converters, with one matrix for keys and values of a latent.
+    has_older_form: bool,
 }
 
 fn golden() -> Vec<Golden> {
@@ -44,6 +46,7 @@ fn golden() -> Vec<Golden> {
             ids: serde_json::from_value(of_model["ids"].clone()).unwrap(),
             logits: serde_json::from_value(of_model["logits"].clone()).unwrap(),
             tensors: tensors.collect(),
+            has_older_form: false,
         }
     };
     all.as_object().unwrap().iter().map(golden).collect()
@@ -173,6 +176,8 @@ impl Golden {
             "GraniteMoe" => "granitemoe",
             "Glm4Moe" => "glm4moe",
             "MiniMaxM2" => "minimax-m2",
+            "DeepseekV2" | "DeepseekV2-Lite" | "DeepseekV3" | "Glm4MoeLite" => "deepseek2",
+            "Mistral4" => "mistral4",
             _ => "ernie4_5-moe",
         };
         writer.put("general.architecture", architecture);
@@ -196,7 +201,9 @@ impl Golden {
             ("interleave_moe_layer_step", &["moe_layer_interval"]),
             ("rope.dimension_count", &["rotary_dim"]),
         ];
-        for (key, fields) in keys {
+        let is_latent = self.config["kv_lora_rank"].is_number();
+        let of_heads = ["attention.head_count_kv", "attention.key_length"];
+        for (key, fields) in keys.into_iter().filter(|(key, _)| !(is_latent && of_heads.contains(key))) {
             if let Some(count) = fields.iter().find_map(|field| count(field)) {
                 writer.put(&format!("{architecture}.{key}"), count);
             }
@@ -217,11 +224,80 @@ impl Golden {
                 writer.put(&format!("{architecture}.{key}"), float(&self.config[field]));
             }
         }
+        if is_latent {
+            self.put_latent_metadata(writer, architecture);
+        }
         if self.name == "Glm4Moe" {
             writer.put("glm4moe.expert_weights_norm", true);
             writer.put("glm4moe.expert_gating_func", 2u32);
             writer.put("glm4moe.rope.dimension_count", 16u32);
         }
+    }
+
+    fn put_latent_metadata(&self, writer: &mut Writer, architecture: &str) {
+        let mut put = |key: &str, count: u32| writer.put(&format!("{architecture}.{key}"), count);
+        let count = |key: &str| self.config[key].as_u64().unwrap() as u32;
+        let [rank, plain, rotating] = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"].map(count);
+        let value = count("v_head_dim");
+        put("attention.kv_lora_rank", rank);
+        put("rope.dimension_count", rotating);
+        if self.config["q_lora_rank"].is_number() {
+            put("attention.q_lora_rank", count("q_lora_rank"));
+        }
+        if self.has_older_form {
+            put("attention.head_count_kv", count("num_key_value_heads"));
+            put("attention.key_length", plain + rotating);
+            put("attention.value_length", value);
+        } else {
+            put("attention.head_count_kv", 1);
+            put("attention.key_length", rank + rotating);
+            put("attention.value_length", rank);
+            put("attention.key_length_mla", plain + rotating);
+            put("attention.value_length_mla", value);
+            put(
+                "expert_gating_func",
+                if ["DeepseekV3", "Glm4MoeLite"].contains(&&*self.name) { 2 } else { 1 },
+            );
+        }
+        if self.name == "Glm4MoeLite" {
+            put("leading_dense_block_count", 1);
+        }
+        if self.config["norm_topk_prob"] == json!(true) {
+            writer.put(&format!("{architecture}.expert_weights_norm"), true);
+        }
+        let rope = &self.config["rope_parameters"];
+        if rope["rope_type"] == "yarn" {
+            writer.put(&format!("{architecture}.rope.scaling.type"), "yarn");
+            let original = rope["original_max_position_embeddings"].as_u64().unwrap() as u32;
+            writer.put(&format!("{architecture}.rope.scaling.original_context_length"), original);
+            for (key, field, factor) in [
+                ("rope.scaling.factor", "factor", 1.0),
+                ("rope.scaling.yarn_log_multiplier", "mscale_all_dim", 0.1),
+                ("attention.temperature_scale", "llama_4_scaling_beta", 1.0),
+            ] {
+                if let Some(value) = rope[field].as_f64() {
+                    writer.put(&format!("{architecture}.{key}"), (value * factor) as f32);
+                }
+            }
+        }
+    }
+
+    /// Returns the two tensors of a GGUF file that hold a matrix from latents to keys and values: the part for keys, transposed
+    /// for each head, and the part for values.
+    fn split_latents(&self, layer: &str, values: &[f32]) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        let size = |key: &str| self.config[key].as_u64().unwrap() as usize;
+        let (rank, plain, value) = (size("kv_lora_rank"), size("qk_nope_head_dim"), size("v_head_dim"));
+        let (mut keys, mut others) = (Vec::new(), Vec::new());
+        for head in values.chunks_exact((plain + value) * rank) {
+            let (of_keys, of_values) = head.split_at(plain * rank);
+            keys.extend((0..rank * plain).map(|at| of_keys[at % plain * rank + at / plain]));
+            others.extend_from_slice(of_values);
+        }
+        let heads = size("num_attention_heads");
+        vec![
+            (format!("blk.{layer}.attn_k_b.weight"), vec![heads, rank, plain], keys),
+            (format!("blk.{layer}.attn_v_b.weight"), vec![heads, value, rank], others),
+        ]
     }
 
     /// Returns the tensors of a GGUF file that hold a tensor of the model.
@@ -254,6 +330,9 @@ impl Golden {
                 .map(|(i, name)| (blk(name), rows.clone(), part(i)))
                 .collect();
         }
+        if part == "self_attn.kv_b_proj.weight" && !self.has_older_form {
+            return self.split_latents(layer, values);
+        }
         if part.ends_with("e_score_correction_bias") {
             return vec![(blk("exp_probs_b.bias"), vec![values.len()], values.to_vec())];
         }
@@ -271,6 +350,12 @@ impl Golden {
             ("self_attn.k_proj", "attn_k"),
             ("self_attn.v_proj", "attn_v"),
             ("self_attn.o_proj", "attn_output"),
+            ("self_attn.q_a_proj", "attn_q_a"),
+            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+            ("self_attn.q_b_proj", "attn_q_b"),
+            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+            ("self_attn.kv_b_proj", "attn_kv_b"),
             ("self_attn.q_norm", "attn_q_norm"),
             ("self_attn.k_norm", "attn_k_norm"),
             ("mlp.gate", "ffn_gate_inp"),
@@ -340,7 +425,7 @@ fn logits_of_experts_are_those_of_transformers() {
                 );
             }
         }
-        if ["Qwen2Moe", "Qwen3Moe", "Olmoe", "Glm4Moe"].contains(&&*golden.name) {
+        if ["Qwen2Moe", "Qwen3Moe", "Olmoe", "Glm4Moe", "Mistral4"].contains(&&*golden.name) {
             let (_folder, fused) = golden.open(&golden.tensors, TensorType::F32);
             golden.check(&fused, &setup(), "all experts in one tensor");
         }
@@ -407,10 +492,22 @@ fn features_of_mixtures_change_the_logits() {
             gates.for_each(|(_, (_, values))| values.fill(0.0));
             assert!(error(&golden, &tensors) > 1e-3, "gate of the shared expert");
         }
-        if let Some(flag) = golden.config["norm_topk_prob"].as_bool() {
+        // DeepSeek V2 never divides by the sum.
+        let flag =
+            golden.config["norm_topk_prob"].as_bool().filter(|_| !golden.name.starts_with("DeepseekV2"));
+        if let Some(flag) = flag {
             golden.config["norm_topk_prob"] = json!(!flag);
             assert!(error(&golden, &golden.published()) > 1e-3, "{}: sum of the weights", golden.name);
         }
+    }
+}
+
+#[test]
+fn older_files_have_one_matrix_for_keys_and_values() {
+    for mut golden in golden().into_iter().filter(|golden| golden.name.starts_with("Deepseek")) {
+        golden.has_older_form = true;
+        let (_folder, model) = golden.open_gguf(TensorType::F32);
+        golden.check(&model, &setup(), "GGUF in the older form");
     }
 }
 

@@ -21,7 +21,8 @@ cut in two) and on every other device. The relative error is at most 1e-4 in cla
 fast.
 
 The models of `experts.json` are mixtures of experts whose weights follow from a formula
-(`tests/support/golden/experts.py`). A GGUF file of a Mixtral model names the architecture `llama`.
+(`tests/support/golden/experts.py`). A GGUF file of a Mixtral model names the architecture `llama`,
+and one of DeepSeek V3, Kimi K2 or GLM-4.7-Flash names `deepseek2`.
 
 | architecture in GGUF | class in `config.json` | model directory | GGUF |
 | --- | --- | --- | --- |

@@ -1,6 +1,7 @@
 //! Hyperparameters that only some architectures have.
 
 use super::experts::Experts;
+use super::latent::Latent;
 use super::rope::{Rope, RopeFactors};
 use serde::Serialize;
 
@@ -82,6 +83,12 @@ pub struct Extras {
     /// Layers with experts, if there are any.
     #[serde(skip_serializing_if = "is_all")]
     pub expert_layers: LayerSet,
+    /// Multi-head latent attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latent: Option<Latent>,
+    /// Whether the router has biases, if the file is a GGUF file.
+    #[serde(skip)]
+    pub router_bias: bool,
     /// Whether layers follow the last one that predict further tokens. They are not read.
     #[serde(skip)]
     pub has_predictors: bool,
@@ -140,6 +147,8 @@ impl Default for Extras {
             norm_offset: 0.0,
             experts: None,
             expert_layers: LayerSet::All,
+            latent: None,
+            router_bias: false,
             has_predictors: false,
             qkv_bias: false,
             fused_qkv: false,

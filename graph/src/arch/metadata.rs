@@ -72,6 +72,7 @@ impl Hyperparameters {
                 output_bias: has("attn_output.bias"),
                 feed_forward_bias: has("ffn_down.bias"),
                 qk_norm: has("attn_q_norm.weight"),
+                router_bias: weights.tensors().iter().any(|tensor| tensor.name.ends_with("exp_probs_b.bias")),
                 ..Extras::default()
             },
         };
@@ -95,7 +96,8 @@ impl Hyperparameters {
     fn check_features(&self, metadata: &Metadata, architecture: &str) -> Result<(), ModelError> {
         let [value, causal, experts] = ["attention.value_length", "attention.causal", "expert_count"]
             .map(|key| format!("{architecture}.{key}"));
-        let what = if metadata.find::<u32>(&value)?.is_some_and(|length| length != self.head_dimensions) {
+        let is_other = |length| length != self.head_dimensions && self.extras.latent.is_none();
+        let what = if metadata.find::<u32>(&value)?.is_some_and(is_other) {
             format!("{value} other than the key length")
         } else if metadata.find::<bool>(&causal)? == Some(false) {
             format!("attention to later tokens ({causal})")

@@ -3,6 +3,7 @@
 mod architecture;
 mod bitnet;
 mod command_r;
+mod deepseek2;
 mod ernie4_5_moe;
 mod experts;
 mod extras;
@@ -14,10 +15,12 @@ mod granite;
 mod granite_moe;
 pub(crate) mod hyperparameters;
 mod keys;
+mod latent;
 mod llama;
 mod metadata;
 mod minimax_m2;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod names;
 mod olmo2;
@@ -37,6 +40,7 @@ pub use architecture::Architecture;
 pub use experts::Experts;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
+pub use latent::{Growth, Latent};
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
 
@@ -47,7 +51,7 @@ pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unnee
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 23] = [
+pub static ARCHITECTURES: [&Architecture; 27] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -71,6 +75,10 @@ pub static ARCHITECTURES: [&Architecture; 23] = [
     &glm4_moe::GLM4_MOE,
     &minimax_m2::MINIMAX_M2,
     &ernie4_5_moe::ERNIE4_5_MOE,
+    &deepseek2::DEEPSEEK2,
+    &deepseek2::DEEPSEEK3,
+    &deepseek2::GLM4_MOE_LITE,
+    &mistral4::MISTRAL4,
 ];
 
 impl Architecture {

@@ -6,6 +6,7 @@
 
 use super::experts::Experts;
 use super::hyperparameters::Hyperparameters;
+use super::latent::Latent;
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use super::rope::{Rope, RopeFactors};
 use crate::builder::Builder;
@@ -15,6 +16,9 @@ use petgraph::stable_graph::NodeIndex;
 
 pub(super) use ragtag_kernels::head_norm::Form as QkNorm;
 pub(super) use ragtag_kernels::silu_mul::Gate as Function;
+
+/// Constant that norms of latents add to the mean square, whatever the model's other norms add.
+const LATENT_EPSILON: f32 = 1e-6;
 
 /// Structure of a transformer block, including the options in which architectures differ.
 pub(super) struct Layer {
@@ -235,6 +239,11 @@ impl Halves<'_, '_, '_> {
     ) -> Result<NodeIndex, ModelError> {
         let Attention { heads, rope, scores, is_fused, qkv_bias, output_bias, qk_norm, sub_norm } =
             layer.attention;
+        if let Some(latent) = &self.h.extras.latent {
+            let attended = self.latent_attention(layer, normed, index, latent)?;
+            let y = self.b.matmul(attended, &format!("blk.{index}.attn_output.weight"), self.h.width)?;
+            return Ok(self.b.add_residual(x, y));
+        }
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         let bias = |part: &str| format!("blk.{index}.{part}.bias");
         let (q, kv) = (heads.query_width(), heads.kv_width());
@@ -263,6 +272,32 @@ impl Halves<'_, '_, '_> {
             y = self.norm_after(y, &name("post_attention_norm"))?;
         }
         Ok(self.b.add_residual(x, y))
+    }
+
+    /// Adds latent attention without its output projection.
+    fn latent_attention(
+        &mut self,
+        layer: &Layer,
+        normed: NodeIndex,
+        index: u32,
+        latent: &Latent,
+    ) -> Result<NodeIndex, ModelError> {
+        let Attention { heads, rope, scores, .. } = layer.attention;
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let width = heads.queries * (latent.plain + latent.rotating);
+        let q = match latent.query_rank {
+            None => self.b.matmul(normed, &name("attn_q"), width)?,
+            Some(rank) => {
+                let low = self.b.matmul(normed, &name("attn_q_a"), rank)?;
+                let low = self.b.rms_norm(low, &name("attn_q_a_norm"), LATENT_EPSILON, Affine::IDENTITY)?;
+                self.b.matmul(low, &name("attn_q_b"), width)?
+            }
+        };
+        let kv = self.b.matmul(normed, &name("attn_kv_a_mqa"), latent.rank + latent.rotating)?;
+        let weights = ["attn_k_b", "attn_kv_a_norm"].map(name);
+        let qkv = self.b.latent_rows([q, kv], heads, latent, weights, LATENT_EPSILON)?;
+        let attended = self.b.attention(qkv, index, heads, rope, scores);
+        self.b.latent_values(attended, heads, latent, &name("attn_v_b"))
     }
 
     fn feed_forward(

@@ -30,7 +30,8 @@ pub(super) fn read(
     let (activation, functions) = architecture.activation;
     config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
-    let head_dimensions = match config.find_count("head_dim")? {
+    // The sizes of heads with a shared latent do not follow from the width.
+    let head_dimensions = match config.find_count("head_dim")?.or(config.find_count("qk_rope_head_dim")?) {
         Some(values) => values,
         None if width.is_multiple_of(heads) => width / heads,
         None => {

@@ -3,6 +3,7 @@
 //! an ordinary type.
 
 mod float8;
+mod latent;
 mod lookup;
 mod ternary;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod two_bits;
 mod widened;
 
 pub(crate) use float8::{Float8, Scales};
+pub(crate) use latent::split_latents;
 pub(crate) use lookup::{Lookup, Table, bytes as lookup_bytes};
 pub(crate) use ternary::{Packing, Ternary};
 pub(crate) use two_bits::TwoBits;

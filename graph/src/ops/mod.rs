@@ -4,6 +4,7 @@ mod attention;
 mod elementwise;
 mod experts;
 mod kv;
+mod latent;
 mod lower;
 mod matmul;
 mod norm;
@@ -90,6 +91,8 @@ operators! {
     "expert-route" experts::ExpertRoute;
     "expert-matmul" experts::ExpertMatMul;
     "expert-combine" experts::ExpertCombine;
+    "head-matmul" latent::HeadMatMul;
+    "latent-rows" latent::LatentRows;
 }
 
 impl Operator {

@@ -370,7 +370,7 @@ mod tests {
         for (piece, x_slots, stride) in [(5, 1, 72), (0, 1, 72), (8, 2, 72), (8, 1, 71)] {
             assert_eq!(y(piece, x_slots, stride), IMPOSSIBLE, "{piece} {x_slots} {stride}");
         }
-        // Slots of 48 values, of which the last 32 are used, and three gaps of 5 columns.
+        // Slots of 48 values whose last 32 are used, and three gaps of 5 columns.
         assert_eq!(extents(16, 4, 87, [1, 48, 16, 5])[2..], [2 * 4 * 48 * 4, 0, 2 * 87 * 4]);
         assert_eq!(extents(16, 4, 86, [1, 48, 16, 5])[4], IMPOSSIBLE);
         for route in [[1, 47, 15, 0], [1, 48, 20, 0], [1, 48, u32::MAX - 3, 0], [1, 48, 0, u32::MAX]] {

@@ -7,11 +7,19 @@ of 0.05, or of 0.005 between probabilities.
 
     pip install torch transformers
     python3 experts.py"""
-import json, pathlib, torch, transformers
+import copy, json, pathlib, torch, transformers
 
 COMMON = dict(
     vocab_size=40, num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, num_attention_heads=2,
     num_key_value_heads=1, hidden_size=64, intermediate_size=96, attention_dropout=0.0, num_experts_per_tok=2)
+LATENT = dict(
+    num_hidden_layers=3, num_key_value_heads=2, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32)
+
+
+def yarn(**more):
+    return dict(dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16), **more)
+
+
 MODELS = {
     "Mixtral": (dict(num_local_experts=4), {}),
     "Qwen2Moe": (
@@ -36,6 +44,35 @@ MODELS = {
         dict(moe_num_experts=8, moe_intermediate_size=32, moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=3,
              moe_layer_interval=2, num_hidden_layers=4, tie_word_embeddings=True),
         {"e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0, "interval": dict(moe_layer_interval=1)}),
+    # With a query latent and groups; without them, as the small model of this class.
+    "DeepseekV2": (
+        dict(LATENT, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=2,
+             first_k_dense_replace=1, routed_scaling_factor=1.5, topk_method="group_limited_greedy", q_lora_rank=32,
+             rope_parameters=yarn(mscale=0.7, mscale_all_dim=0.7)),
+        {"groups": dict(topk_group=4), "scale": dict(routed_scaling_factor=1.0), "mscale": dict(rope_parameters=yarn(mscale=0.7)),
+         "q_a_layernorm.weight": 1.0, "kv_a_layernorm.weight": 1.0}),
+    "DeepseekV2-Lite": (
+        dict(LATENT, n_routed_experts=8, n_group=1, topk_group=1, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=2,
+             topk_method="greedy", q_lora_rank=None, kv_lora_rank=64, v_head_dim=64),
+        {"rotation": dict(rope_parameters=dict(rope_type="default", rope_theta=1e9)), "kv_a_layernorm.weight": 1.0}),
+    "DeepseekV3": (
+        dict(LATENT, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=1,
+             first_k_dense_replace=1, routed_scaling_factor=1.5, q_lora_rank=64, num_mtp_layers=0,
+             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0)),
+        {"groups": dict(topk_group=4), "scale": dict(routed_scaling_factor=1.0), "renormalisation": dict(norm_topk_prob=False),
+         "dense layer": dict(first_k_dense_replace=0), "e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0,
+         "mscale": dict(rope_parameters=yarn(mscale=1.0)), "YaRN": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+         "interleaved pairs": dict(rope_interleave=False), "kv_a_layernorm.weight": 1.0}),
+    "Glm4MoeLite": (
+        dict(LATENT, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+             n_shared_experts=1, q_lora_rank=32, qk_nope_head_dim=64, v_head_dim=64, mlp_layer_types=["dense", "sparse", "sparse"]),
+        {"scale": dict(routed_scaling_factor=1.0), "e_score_correction_bias": 0.0, "rotation": dict(rope_parameters=dict(rope_type="default", rope_theta=1e9)),
+         "layers": dict(mlp_layer_types=["sparse"] * 3)}),
+    "Mistral4": (
+        dict(LATENT, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, q_lora_rank=32,
+             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.5)),
+        {"renormalisation": dict(norm_topk_prob=False), "shared_experts.down_proj.weight": 0.0,
+         "growth": dict(rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.0))}),
 }
 ROUTERS = ("mlp.gate.weight", "router.layer.weight", "block_sparse_moe.router.weight")
 
@@ -50,7 +87,8 @@ def weight(tensor, at, key):
 
 
 def build(name, changes, neutral=None):
-    config = getattr(transformers, f"{name}Config")(**{**COMMON, **changes})
+    name = name.split("-")[0]
+    config = getattr(transformers, f"{name}Config")(**copy.deepcopy({**COMMON, **changes}))
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
@@ -85,10 +123,10 @@ def run(model, prompts):
             bias = next((b for name, b in [*block.named_buffers(), *block.named_parameters()] if name.endswith("e_score_correction_bias")), None)
             if bias is not None:
                 logits = (logits.softmax(-1) if "Ernie" in type(model).__name__ else logits.sigmoid()) + bias
-            groups = getattr(config, "n_group", 1)
+            groups = getattr(config, "n_group", 1) or 1
             if groups > 1:
                 split = logits.view(len(logits), groups, -1)
-                values = split.topk(2, dim=-1).values.sum(-1)
+                values = split.topk(1 if bias is None else 2, dim=-1).values.sum(-1)
                 note(values, config.topk_group)
                 kept = torch.zeros_like(values).scatter(1, values.topk(config.topk_group, dim=-1).indices, 1)
                 logits = split.masked_fill(kept[:, :, None] == 0, -100.0).view(len(logits), -1)
@@ -122,7 +160,7 @@ def main():
         config.update(changes)
         for unused in ("dtype", "transformers_version", "id2label", "label2id", "layer_types"):
             config.pop(unused, None)
-        config["architectures"] = [f"{name}ForCausalLM"]
+        config["architectures"] = [f"{name.split('-')[0]}ForCausalLM"]
         shapes = {key: list(value.shape) for key, value in sorted(model.state_dict().items())}
         out[name] = {"config": config, "ids": ids, "shapes": shapes, "logits": [float(f"{x:.7g}") for x in logits]}
         print(name, "largest logit", float(logits.abs().max()), "least margin", margin)
