@@ -29,6 +29,10 @@ pub enum Preset {
     /// weights
     #[value(name = "30b-a3b")]
     B30A3,
+    /// 15.8 billion weights nearly in the shape of a well-known small model with latent attention and 64 experts: each
+    /// token uses 6 experts and 2.6 billion weights
+    #[value(name = "deepseek-v2-lite")]
+    DeepseekV2Lite,
 }
 
 /// Architecture of a synthetic model.
@@ -41,7 +45,15 @@ pub enum Architecture {
     /// Qwen3 with a mixture of experts
     #[value(name = "qwen3moe")]
     Qwen3Moe,
+    /// DeepSeek V2 without a latent of the queries, with experts in all blocks
+    Deepseek2,
 }
+
+/// Values of the latent of synthetic models, dimensions of a head that rotate, and networks of the size of an expert that all
+/// tokens use.
+const RANK: u32 = 512;
+const ROTATING: u32 = 64;
+const SHARED: u32 = 2;
 
 /// Parameters that determine the tensors and the metadata of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,14 +113,20 @@ impl Preset {
             Preset::B70 => (80, 8192, 64, 8, 28672, 32000, 4096),
             Preset::B1A03 => (16, 1024, 16, 4, 512, 32000, 4096),
             Preset::B30A3 => (48, 2048, 32, 4, 768, 151_936, 32768),
+            Preset::DeepseekV2Lite => (27, 2048, 16, 1, 1408, 102_400, 32768),
         };
         let (experts, used_experts) = match self {
             Preset::B1A03 => (32, 4),
             Preset::B30A3 => (128, 8),
+            Preset::DeepseekV2Lite => (64, 6),
             _ => (0, 0),
         };
-        let architecture = if experts > 0 { Architecture::Qwen3Moe } else { Architecture::Llama };
-        let head_width = if self == Preset::B30A3 { 128 } else { width / heads };
+        let (architecture, head_width) = match self {
+            Preset::DeepseekV2Lite => (Architecture::Deepseek2, 192),
+            Preset::B30A3 => (Architecture::Qwen3Moe, 128),
+            _ if experts > 0 => (Architecture::Qwen3Moe, width / heads),
+            _ => (Architecture::Llama, width / heads),
+        };
         let tensor_type = TensorType::Q8_0;
         Shape {
             architecture,
@@ -133,6 +151,7 @@ impl Architecture {
             Architecture::Llama => "llama",
             Architecture::Bitnet => "bitnet",
             Architecture::Qwen3Moe => "qwen3moe",
+            Architecture::Deepseek2 => "deepseek2",
         }
     }
 }
@@ -145,7 +164,14 @@ impl Shape {
         header.put("general.name", "synthetic");
         header.put("general.file_type", self.tensor_type.gguf_file_type());
         header.put("general.quantization_version", 2u32);
-        let head_width = self.head_width;
+        let is_latent = self.architecture == Architecture::Deepseek2;
+        let head_width = if is_latent { RANK + ROTATING } else { self.head_width };
+        if is_latent {
+            header.put(&format!("{arch}.attention.kv_lora_rank"), RANK);
+            header.put(&format!("{arch}.attention.key_length_mla"), self.head_width);
+            header.put(&format!("{arch}.attention.value_length_mla"), self.head_width - ROTATING);
+            header.put(&format!("{arch}.expert_shared_count"), SHARED);
+        }
         if self.experts > 0 {
             header.put(&format!("{arch}.expert_count"), self.experts);
             header.put(&format!("{arch}.expert_used_count"), self.used_experts);
@@ -159,8 +185,8 @@ impl Shape {
             ("attention.head_count", self.heads),
             ("attention.head_count_kv", self.kv_heads),
             ("attention.key_length", head_width),
-            ("attention.value_length", head_width),
-            ("rope.dimension_count", head_width),
+            ("attention.value_length", if is_latent { RANK } else { head_width }),
+            ("rope.dimension_count", if is_latent { ROTATING } else { head_width }),
             ("vocab_size", self.vocabulary),
         ];
         for (key, number) in numbers {
@@ -195,15 +221,20 @@ impl Shape {
 
     fn layer(&self, layer: u32, bitnet: bool, tensors: &mut Vec<Tensor>) -> Result<(), String> {
         let (width, ffn, head) = (u64::from(self.width), u64::from(self.ffn), u64::from(self.head_width));
-        let (q_width, kv_width) = (head * u64::from(self.heads), head * u64::from(self.kv_heads));
+        let (mut q_width, kv_width) = (head * u64::from(self.heads), head * u64::from(self.kv_heads));
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
         let kind = self.tensor_type;
         // Matrices that add to the residual stream get smaller weights, scaled by the number of additions.
         let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
         tensors.push(norm(name("attn_norm"), width));
         tensors.push(matrix(name("attn_q"), kind, width, q_width, 1.0)?);
-        tensors.push(matrix(name("attn_k"), kind, width, kv_width, 1.0)?);
-        tensors.push(matrix(name("attn_v"), kind, width, kv_width, 1.0)?);
+        if self.architecture == Architecture::Deepseek2 {
+            tensors.extend(self.latent(layer)?);
+            q_width -= u64::from(ROTATING * self.heads);
+        } else {
+            tensors.push(matrix(name("attn_k"), kind, width, kv_width, 1.0)?);
+            tensors.push(matrix(name("attn_v"), kind, width, kv_width, 1.0)?);
+        }
         if bitnet {
             tensors.push(norm(name("attn_sub_norm"), width));
         }
@@ -221,8 +252,13 @@ impl Shape {
                 ("ffn_up_exps", width, ffn, 1.0),
                 ("ffn_down_exps", ffn, width, residual),
             ] {
-                let one = matrix(name(part), kind, columns, rows, gain)?;
-                tensors.push(Tensor { shape: vec![columns, rows, count], bytes: one.bytes * count, ..one });
+                tensors.push(matrices(name(part), kind, [columns, rows, count], gain)?);
+            }
+            if self.architecture == Architecture::Deepseek2 {
+                let shared = u64::from(SHARED) * ffn;
+                tensors.push(matrix(name("ffn_gate_shexp"), kind, width, shared, 1.0)?);
+                tensors.push(matrix(name("ffn_up_shexp"), kind, width, shared, 1.0)?);
+                tensors.push(matrix(name("ffn_down_shexp"), kind, shared, width, residual)?);
             }
             return Ok(());
         }
@@ -235,6 +271,19 @@ impl Shape {
         Ok(())
     }
 
+    /// Returns the tensors of a latent, from which the keys and values of all heads are computed.
+    fn latent(&self, layer: u32) -> Result<Vec<Tensor>, String> {
+        let [width, heads, rank] = [self.width, self.heads, RANK].map(u64::from);
+        let plain = u64::from(self.head_width - ROTATING);
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        Ok(vec![
+            matrix(name("attn_kv_a_mqa"), self.tensor_type, width, rank + u64::from(ROTATING), 1.0)?,
+            norm(name("attn_kv_a_norm"), rank),
+            matrices(name("attn_k_b"), self.tensor_type, [plain, rank, heads], 1.0)?,
+            matrices(name("attn_v_b"), self.tensor_type, [rank, plain, heads], 1.0)?,
+        ])
+    }
+
     fn check(&self) -> Result<(), String> {
         let Shape { layers, width, heads, kv_heads, head_width, ffn, context, .. } = *self;
         if [layers, width, heads, kv_heads, ffn, context].contains(&0) {
@@ -243,8 +292,12 @@ impl Shape {
         if !head_width.is_multiple_of(2) || head_width == 0 {
             return Err(format!("width {width} cannot be split into {heads} heads of an even width"));
         }
-        if (self.architecture == Architecture::Qwen3Moe) != (self.experts > 0) {
-            return Err("qwen3moe needs experts, and other architectures have none".into());
+        let is_mixture = matches!(self.architecture, Architecture::Qwen3Moe | Architecture::Deepseek2);
+        if is_mixture != (self.experts > 0) {
+            return Err("qwen3moe and deepseek2 need experts, and other architectures have none".into());
+        }
+        if self.architecture == Architecture::Deepseek2 && head_width <= ROTATING {
+            return Err(format!("heads of deepseek2 need more than {ROTATING} dimensions"));
         }
         if self.used_experts > self.experts || (self.experts > 0 && self.used_experts == 0) {
             return Err(format!("each token cannot use {} of {} experts", self.used_experts, self.experts));
@@ -262,6 +315,19 @@ impl Shape {
 fn norm(name: String, width: u64) -> Tensor {
     let tensor_type = TensorType::F32;
     Tensor { name, tensor_type, shape: vec![width], bytes: width * 4, values_like: Values::Ones }
+}
+
+/// Returns matrices in one tensor, whose shape has the columns, the rows and the number of the matrices. If rows are not
+/// whole blocks, the type is Q8_0: converters also fall back to types with blocks of 32 values.
+fn matrices(
+    name: String,
+    tensor_type: TensorType,
+    [columns, rows, count]: [u64; 3],
+    gain: f32,
+) -> Result<Tensor, String> {
+    let is_whole = columns.is_multiple_of(tensor_type.block_values() as u64);
+    let one = matrix(name, if is_whole { tensor_type } else { TensorType::Q8_0 }, columns, rows, gain)?;
+    Ok(Tensor { shape: vec![columns, rows, count], bytes: one.bytes * count, ..one })
 }
 
 /// Returns a matrix of random values whose product with normalised activations has a standard deviation of

@@ -15,14 +15,18 @@ fn made(shape: &Shape, seed: u64) -> (Vec<u8>, ModelFile) {
 }
 
 fn tiny(architecture: Architecture, tensor_type: TensorType) -> Shape {
-    let experts = if architecture == Architecture::Qwen3Moe { 4 } else { 0 };
-    Shape { architecture, tensor_type, experts, used_experts: experts / 2, ..Preset::Tiny.shape() }
+    let base = Preset::Tiny.shape();
+    let is_latent = architecture == Architecture::Deepseek2;
+    let experts = if is_latent || architecture == Architecture::Qwen3Moe { 4 } else { 0 };
+    let head_width = if is_latent { 128 } else { base.head_width };
+    Shape { architecture, tensor_type, experts, used_experts: experts / 2, head_width, ..base }
 }
 
 #[test]
 fn every_type_and_architecture_opens_with_the_declared_tensors() {
     for tensor_type in TensorType::in_gguf() {
-        for architecture in [Architecture::Llama, Architecture::Bitnet, Architecture::Qwen3Moe] {
+        let mixtures = [Architecture::Qwen3Moe, Architecture::Deepseek2];
+        for architecture in [Architecture::Llama, Architecture::Bitnet].into_iter().chain(mixtures) {
             let shape = tiny(architecture, tensor_type);
             let (_, model) = made(&shape, 1);
             let tensors = shape.tensors().unwrap();
@@ -108,7 +112,7 @@ fn impossible_shapes_are_refused() {
     let base = Preset::Tiny.shape();
     let fails = |shape: Shape| shape.tensors().unwrap_err();
     assert!(fails(Shape { head_width: 3, ..base.clone() }).contains("heads of an even width"));
-    assert!(fails(Shape { experts: 4, used_experts: 2, ..base.clone() }).contains("qwen3moe needs experts"));
+    assert!(fails(Shape { experts: 4, used_experts: 2, ..base.clone() }).contains("need experts"));
     let mixture = tiny(Architecture::Qwen3Moe, TensorType::Q8_0);
     assert!(fails(Shape { used_experts: 5, ..mixture }).contains("5 of 4 experts"));
     assert!(fails(Shape { kv_heads: 3, ..base.clone() }).contains("share 3 kv-heads"));
@@ -119,7 +123,8 @@ fn impossible_shapes_are_refused() {
 
 #[test]
 fn presets_have_the_sizes_in_their_names() {
-    for (preset, millions) in [(Preset::M300, 290..310), (Preset::B1_1, 1090..1110)] {
+    let latent = (Preset::DeepseekV2Lite, 15_700..15_900);
+    for (preset, millions) in [(Preset::M300, 290..310), (Preset::B1_1, 1090..1110), latent] {
         let tensors = preset.shape().tensors().unwrap();
         let values: u64 = tensors.iter().map(Tensor::values).sum();
         assert!(millions.contains(&(values / 1_000_000)), "{preset:?}: {values}");
