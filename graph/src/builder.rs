@@ -6,13 +6,14 @@ use crate::arch::{Latent, layer_of};
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
-    Add, Affine, Attention, Bias, Embed, ExpertCombine, ExpertMatMul, ExpertRoute, Gather, HeadMatMul,
-    HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul, Operator, Peaks, Picks, RmsNorm, RopeAppend,
-    Rows, Scale, ScaleRows, Scores, Shape, SiluMul, Unary,
+    Add, Affine, Attention, Bias, Embed, ExpertCombine, ExpertGate, ExpertMatMul, ExpertRoute, Gather,
+    HeadMatMul, HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul, Operator, Peaks, Picks, RmsNorm,
+    RopeAppend, Rows, Scale, ScaleRows, Scores, Shape, SiluMul, Unary,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::experts::gate::Rule;
 use ragtag_kernels::experts::route::Choice;
 use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::silu_mul::Gate;
@@ -343,17 +344,20 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
-    /// attention of its queries.
+    /// attention of its queries. `sinks` names the tensor with the sinks, if there are any.
     pub(crate) fn attention(
         &mut self,
         qkv: NodeIndex,
         layer: u32,
         heads: Heads,
-        rope: Rope,
-        scores: Scores,
-    ) -> NodeIndex {
+        (rope, scores): (Rope, Scores),
+        sinks: Option<String>,
+    ) -> Result<NodeIndex, ModelError> {
+        if let Some(sinks) = &sinks {
+            self.vector(sinks, heads.queries)?;
+        }
         let turned = self.apply(RopeAppend { layer, heads, rope }, &[qkv]);
-        self.apply(Attention { layer, heads, scores, splits: None }, &[turned])
+        Ok(self.apply(Attention { layer, heads, scores, sinks, splits: None }, &[turned]))
     }
 
     /// Adds a node that applies `function` to the first half of each row, and multiplies by the second half.
@@ -408,13 +412,40 @@ impl<'a> Builder<'a> {
         Ok(inputs[2])
     }
 
+    /// Adds a node that applies `rule` to the gates and up projections of the experts in `route`, after it has added their
+    /// biases.
+    pub(crate) fn expert_gate(
+        &mut self,
+        gate_up: NodeIndex,
+        route: NodeIndex,
+        layer: u32,
+        count: u32,
+        rule: Rule,
+    ) -> Result<NodeIndex, ModelError> {
+        let used = self.graph.node(route).width / 2;
+        let width = self.graph.node(gate_up).width / (2 * used);
+        let name = |part: &str| format!("blk.{layer}.{part}_exps.bias");
+        let both = name("ffn_gate_up");
+        let biases = if self.found(&both).is_some() {
+            self.tensor(&both, &[width, count, 2], false)?;
+            vec![both]
+        } else {
+            let parts = ["ffn_gate", "ffn_up"].map(name);
+            for part in &parts {
+                self.tensor(part, &[width, count], false)?;
+            }
+            parts.to_vec()
+        };
+        Ok(self.apply(ExpertGate { rule, count, used, biases }, &[gate_up, route]))
+    }
+
     /// Adds nodes for the down projections of the experts in `route`, and the weighted sum of their results.
     pub(crate) fn expert_down(
         &mut self,
         x: NodeIndex,
         route: NodeIndex,
         layer: u32,
-        count: u32,
+        (count, has_biases): (u32, bool),
         width: u32,
     ) -> Result<NodeIndex, ModelError> {
         let (shape, used) = (self.graph.node(x).shape(), self.graph.node(route).width / 2);
@@ -422,7 +453,11 @@ impl<'a> Builder<'a> {
         let (activations, rows, piece) = (Activations::F32, width, width);
         let operator = ExpertMatMul { weights, activations, count, used, rows, piece, column: 0 };
         let all = self.add(operator, Shape { width: used * width, ..shape }, &[x, route]);
-        Ok(self.apply(ExpertCombine { used }, &[all, route]))
+        let biases = has_biases.then(|| format!("blk.{layer}.ffn_down_exps.bias"));
+        if let Some(biases) = &biases {
+            self.tensor(biases, &[width, count], false)?;
+        }
+        Ok(self.apply(ExpertCombine { count, used, biases }, &[all, route]))
     }
 
     /// Returns the weights of all experts, which are one tensor or a tensor for each expert.

@@ -8,8 +8,8 @@ use crate::error::{FormatError, ModelError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::{Granularity, SegmentKind};
 use crate::graph::OperatorGraph;
-use crate::ops::{ExpertMatMul, Heads, MatMul, Operator, Rows};
-use crate::passes::{self, SplitRows};
+use crate::ops::{ExpertMatMul, MatMul, Operator, Rows};
+use crate::passes::{self, Splits};
 use crate::source::Directory;
 use crate::stack::Stack;
 use crate::tokenizer::{self, Tokenizer};
@@ -187,19 +187,18 @@ impl Model {
     }
 
     /// Returns the operator graph for a device. `form` selects the activation type of a product from its
-    /// weight type and row count, and `has` returns whether the device has a fast variant of an optional kernel. If `splits`
-    /// is given, attention of these rows is split over the cached positions into the number of parts that its function
-    /// returns.
+    /// weight type and row count, and `has` returns whether the device has a fast variant of an optional kernel. Without
+    /// `splits`, no attention is split.
     pub(crate) fn lowered(
         &self,
-        splits: Option<(SplitRows, &dyn Fn(Heads) -> u32)>,
+        splits: Option<Splits<'_>>,
         form: impl Fn(TensorType, Rows) -> Activations,
         has: impl Fn(Kernel, Rows) -> bool,
     ) -> OperatorGraph {
         let mut graph = OperatorGraph::clone(&self.graph);
         graph.renumber(|half| self.granularity.segment_of(half));
-        if let Some((rows, splits)) = splits {
-            passes::split_attention(&mut graph, rows, splits);
+        if let Some(splits) = splits {
+            passes::split_attention(&mut graph, splits);
         }
         let shape = |stack: &Stack| stack.shape(&self.weights);
         passes::quantize_activations(&mut graph, |operator, rows| match operator {

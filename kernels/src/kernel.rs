@@ -306,12 +306,16 @@ kernels! {
     "checksum" Checksum => checksum::Checksum;
     /// Experts of each row, and their weights.
     "expert-route" ExpertRoute => experts::route::ExpertRoute;
+    /// Gated function of the results of each row's experts.
+    "expert-gate" ExpertGate => experts::gate::ExpertGate;
     /// Products of activations and the weights of their experts, both of the given types.
     "expert-matmul" ExpertMatMul(weights: TensorType, x: Activations) => experts::matmul::ExpertMatMul(weights, x);
     /// Weighted sum of the results of each row's experts.
     "expert-combine" ExpertCombine => experts::combine::ExpertCombine;
     /// Queries, keys and values of multi-head latent attention.
     "latent-rows" LatentRows => latent::LatentRows;
+    /// Second launch of split attention with sinks: combines the splits.
+    "attention-merge-sinks" AttentionMergeSinks => attention::merge_sinks::AttentionMergeSinks;
 }
 
 impl Kernel {

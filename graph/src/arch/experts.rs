@@ -4,6 +4,7 @@ use super::extras::LayerSet;
 use super::hyperparameters::{Hyperparameters, LARGEST};
 use super::keys::Keys;
 use crate::error::ModelError;
+use ragtag_kernels::experts::gate::Rule;
 use ragtag_kernels::experts::route::{Choice, Gate, Groups, MAX_EXPERTS, MAX_USED};
 use serde::Serialize;
 use serde_json::json;
@@ -26,6 +27,12 @@ pub struct Experts {
     /// Rule by which the router chooses.
     #[serde(skip)]
     pub choice: Choice,
+    /// Gated function of the experts, if it is not the usual one. It adds biases.
+    #[serde(skip)]
+    pub rule: Option<Rule>,
+    /// Whether the router and the down projections have biases.
+    #[serde(skip)]
+    pub has_biases: bool,
 }
 
 /// Names that fields of `config.json` have in some classes.
@@ -75,7 +82,8 @@ pub(super) fn read(keys: &Keys<'_>, h: &Hyperparameters, usual: Choice) -> Resul
         let why = format!("{used} of {count} experts, from {kept} of {groups} groups");
         return Err(bad(keys, "expert_group_used_count", "topk_group", why));
     }
-    Ok(Experts { count, used, feed_forward, shared: None, shared_gate: false, choice })
+    let (shared, shared_gate, rule, has_biases) = (None, false, None, false);
+    Ok(Experts { count, used, feed_forward, shared, shared_gate, choice, rule, has_biases })
 }
 
 /// Returns the rule of the choice, as far as the file describes it.

@@ -69,6 +69,8 @@ pub(super) struct Attention {
     pub(super) qk_norm: Option<QkNorm>,
     /// Whether a norm precedes the output projection.
     pub(super) sub_norm: bool,
+    /// Whether each query head has a sink, which adds to the sum of the softmax.
+    pub(super) has_sinks: bool,
 }
 
 /// Feed-forward network.
@@ -113,6 +115,7 @@ impl Layer {
                 output_bias: h.extras.output_bias,
                 qk_norm: None,
                 sub_norm: false,
+                has_sinks: false,
             },
             feed_forward: FeedForward {
                 hidden: h.feed_forward,
@@ -237,7 +240,7 @@ impl Halves<'_, '_, '_> {
         normed: NodeIndex,
         index: u32,
     ) -> Result<NodeIndex, ModelError> {
-        let Attention { heads, rope, scores, is_fused, qkv_bias, output_bias, qk_norm, sub_norm } =
+        let Attention { heads, rope, scores, is_fused, qkv_bias, output_bias, qk_norm, sub_norm, has_sinks } =
             layer.attention;
         if let Some(latent) = &self.h.extras.latent {
             let attended = self.latent_attention(layer, normed, index, latent)?;
@@ -261,7 +264,8 @@ impl Halves<'_, '_, '_> {
             let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
             qkv = self.b.head_norm(qkv, heads, weights, epsilon, offset, form)?;
         }
-        let mut attended = self.b.attention(qkv, index, heads, rope, scores);
+        let sinks = has_sinks.then(|| name("attn_sinks"));
+        let mut attended = self.b.attention(qkv, index, heads, (rope, scores), sinks)?;
         if sub_norm {
             attended = self.sub_norm(attended, &name("attn_sub_norm"))?;
         }
@@ -296,7 +300,7 @@ impl Halves<'_, '_, '_> {
         let kv = self.b.matmul(normed, &name("attn_kv_a_mqa"), latent.rank + latent.rotating)?;
         let weights = ["attn_k_b", "attn_kv_a_norm"].map(name);
         let qkv = self.b.latent_rows([q, kv], heads, latent, weights, LATENT_EPSILON)?;
-        let attended = self.b.attention(qkv, index, heads, rope, scores);
+        let attended = self.b.attention(qkv, index, heads, (rope, scores), None)?;
         self.b.latent_values(attended, heads, latent, &name("attn_v_b"))
     }
 
@@ -347,12 +351,18 @@ impl Halves<'_, '_, '_> {
         function: Function,
     ) -> Result<NodeIndex, ModelError> {
         let (name, width) = (|part: &str| format!("blk.{index}.{part}.weight"), self.h.width);
-        let logits = self.b.matmul(normed, &name("ffn_gate_inp"), experts.count)?;
+        let of_router =
+            if experts.has_biases { vec![format!("blk.{index}.ffn_gate_inp.bias")] } else { vec![] };
+        let router = [(&*name("ffn_gate_inp"), experts.count)];
+        let logits = self.b.joint_matmul(normed, &router, &of_router)?;
         let biases = format!("blk.{index}.exp_probs_b.bias");
         let route = self.b.route(logits, experts.choice, &biases)?;
         let gate_up = self.b.expert_gate_up(normed, route, index, experts.count, experts.feed_forward)?;
-        let inner = self.b.gate(gate_up, function);
-        let y = self.b.expert_down(inner, route, index, experts.count, width)?;
+        let inner = match experts.rule {
+            Some(rule) => self.b.expert_gate(gate_up, route, index, experts.count, rule)?,
+            None => self.b.gate(gate_up, function),
+        };
+        let y = self.b.expert_down(inner, route, index, (experts.count, experts.has_biases), width)?;
         let Some(hidden) = experts.shared else { return Ok(y) };
         let weights = [(&*name("ffn_gate_shexp"), hidden), (&*name("ffn_up_shexp"), hidden)];
         let gate_up = self.b.joint_matmul(normed, &weights, &[])?;

@@ -8,7 +8,7 @@
 //!
 //! Up to [`SPLIT_ROWS`] rows, attention is split over the positions of each row. The rows of a longer
 //! micro-batch share loads of keys and values instead, as far as they belong to one sequence. Decode rows
-//! belong to different sequences. Therefore a larger bucket has two more programs, which split attention of
+//! belong to different sequences. Attention with sinks is split in all programs. Therefore a larger bucket has two more programs, which split attention of
 //! decode rows: one for decode rows only, and one for decode rows that precede other rows.
 
 mod buffers;
@@ -24,7 +24,7 @@ use crate::graph::OperatorGraph;
 use crate::lowering::Lowering;
 use crate::model::Model;
 use crate::ops::{Heads, Output, Rows};
-use crate::passes::{self, SplitRows};
+use crate::passes::{self, SplitRows, Splits};
 use crate::program::{Program, RowKind};
 use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
@@ -82,12 +82,13 @@ pub fn compile(
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
     for (params, kind) in shapes(lowering) {
-        let split = split_rows(kind, &params).filter(|_| splits_attention(lowering, caps, params.rows));
+        let is_fast = splits_attention(lowering, caps, params.rows);
+        let split = split_rows(kind, &params).filter(|_| is_fast);
         if kind != RowKind::Any && split.is_none() {
             continue;
         }
-        let splits = |heads: Heads| attention_splits(heads, kind, &params, caps);
-        let splits = split.map(|rows| (rows, &splits as &dyn Fn(Heads) -> u32));
+        let count = |heads, rows| if is_fast { attention_splits(heads, rows, &params, caps) } else { 1 };
+        let splits = Some(Splits { rows: split, count: &count });
         let form = |t, rows| activations_for(t, lowering.activations, caps, capacity(rows, &params));
         let has = |kernel, rows| preferred(kernel, caps, capacity(rows, &params)).is_some();
         let mut graph = model.lowered(splits, form, has);
@@ -187,9 +188,9 @@ fn split_rows(kind: RowKind, params: &ParamsShape) -> Option<SplitRows> {
 /// rounding of results, so it must not depend on the rows of a micro-batch. A single row gets at most one work
 /// group per compute unit, because a second wave of work groups would double its time. Many rows fill the
 /// device with fewer parts, and longer parts cost less. The partial results must fit one buffer.
-fn attention_splits(heads: Heads, kind: RowKind, params: &ParamsShape, caps: &Caps) -> u32 {
+fn attention_splits(heads: Heads, rows: SplitRows, params: &ParamsShape, caps: &Caps) -> u32 {
     let (units, kv_heads) = (caps.parallel_units, heads.kv.max(1));
-    let rows = if kind == RowKind::Mixed { params.sequences } else { params.rows };
+    let rows = if rows == SplitRows::Decode { params.sequences } else { params.rows };
     let filling = units.saturating_mul(GROUPS_PER_UNIT).div_ceil(kv_heads.saturating_mul(rows));
     let limit_bytes = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let values = u64::from(params.rows) * u64::from(heads.queries) * u64::from(heads.dimensions + 2);
@@ -226,8 +227,8 @@ impl Largest {
         has: impl Fn(Kernel) -> bool,
     ) -> Self {
         let program = |(params, kind): (ParamsShape, RowKind)| {
-            let most = |_| most_splits(&params);
-            let splits = split_rows(kind, &params).map(|rows| (rows, &most as &dyn Fn(Heads) -> u32));
+            let count = |_, _| most_splits(&params);
+            let splits = Some(Splits { rows: split_rows(kind, &params), count: &count });
             let graph = model.lowered(splits, |t, _| form(t), |kernel, _| has(kernel));
             let nodes = graph.by_segment(model.segment_count());
             Lowered { graph, params, nodes }

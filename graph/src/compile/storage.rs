@@ -154,18 +154,17 @@ pub(super) fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 mod tests {
     use super::*;
     use crate::ops::{Add, Embed, Gather, Heads, Operator, SiluMul};
-    use crate::passes::SplitRows;
+    use crate::passes::{SplitRows, Splits};
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
     use ragtag_kernels::silu_mul::Gate;
     use std::ops::Range;
 
-    type Splits = Option<(SplitRows, &'static dyn Fn(Heads) -> u32)>;
-
-    fn forms() -> Vec<(Activations, Splits)> {
-        let seven = &|_| 7u32;
-        let splits: [Splits; 3] = [None, Some((SplitRows::All, seven)), Some((SplitRows::Decode, seven))];
+    fn forms() -> Vec<(Activations, Option<Splits<'static>>)> {
+        let seven: &dyn Fn(Heads, SplitRows) -> u32 = &|_, _| 7;
+        let splits = [None, Some(SplitRows::All), Some(SplitRows::Decode)];
+        let splits = splits.map(|rows| Some(Splits { rows, count: seven }));
         Activations::ALL.into_iter().flat_map(|a| splits.map(|splits| (a, splits))).collect()
     }
 
@@ -173,7 +172,7 @@ mod tests {
     /// only bytes that its inputs wrote. Returns the size of scratch in bytes.
     fn check_owners(
         model: &Model,
-        (activations, splits): (Activations, Splits),
+        (activations, splits): (Activations, Option<Splits<'_>>),
         segments: Range<usize>,
         rows: u32,
     ) -> u64 {

@@ -3,7 +3,7 @@
 use super::kv::{CacheUse, Heads};
 use super::lower::{Call, Cost, Lower, Output, Shape, Site, Work};
 use super::rope_append::RopeAppend;
-use super::weight::Weight;
+use super::weight::{Affine, Weight};
 use ragtag_kernels::attention::NO_WINDOW;
 use ragtag_kernels::params::DECODE_ROWS;
 use ragtag_kernels::{Activations, Kernel};
@@ -28,6 +28,10 @@ pub struct Attention {
     pub heads: Heads,
     /// Rules for the scores.
     pub scores: Scores,
+    /// Name of the tensor with a sink for each query head, if there are sinks: scores without values, which add to the sum of
+    /// the softmax. All programs split such attention, also that of prompts, because only [`AttentionMerge`] reads sinks.
+    /// A kernel whose rows share loads of keys and values would be faster for prompts.
+    pub sinks: Option<String>,
     /// Number of splits of the second input, the partial results of decode rows. `None` if the operator computes
     /// all rows.
     pub splits: Option<u32>,
@@ -44,6 +48,10 @@ impl Lower for Attention {
         Some(Shape { width, ..x })
     }
 
+    fn weights(&self) -> Vec<Weight> {
+        sinks(self.sinks.as_ref())
+    }
+
     fn cache(&self) -> Option<CacheUse> {
         Some(CacheUse { layer: self.layer, heads: self.heads, window: self.scores.window })
     }
@@ -54,15 +62,8 @@ impl Lower for Attention {
     }
 
     fn calls(&self, site: &Site) -> Vec<Call> {
-        let (x, cache) = (site.x(), site.cache());
-        let mut constants = site.cache_constants(&self.heads);
-        constants.extend([self.scores.scale.to_bits(), x.width]);
-        constants.push(self.scores.window.unwrap_or(NO_WINDOW));
-        // A cap of 0 stands for none.
-        constants.push(self.scores.cap.unwrap_or(0.0).to_bits());
-        let queries = x.columns(0, self.heads.query_width());
-        let arguments = vec![site.params, queries, cache.keys, cache.values, site.output.argument];
-        let mut calls = vec![Call { kernel: Kernel::Attention(cache.kv), arguments, constants }];
+        assert!(self.sinks.is_none(), "attention with sinks that is not split");
+        let mut calls = vec![self.launch(site)];
         // Both launches write rows of the output.
         calls.extend(self.splits.map(|splits| {
             let partials = site.inputs[1].expect("partial results").argument;
@@ -75,6 +76,27 @@ impl Lower for Attention {
         }));
         calls
     }
+}
+
+impl Attention {
+    /// Returns the launch of a kernel that reads the KV cache.
+    fn launch(&self, site: &Site) -> Call {
+        let (x, cache) = (site.x(), site.cache());
+        let mut constants = site.cache_constants(&self.heads);
+        constants.extend([self.scores.scale.to_bits(), x.width]);
+        constants.push(self.scores.window.unwrap_or(NO_WINDOW));
+        // A cap of 0 stands for none.
+        constants.push(self.scores.cap.unwrap_or(0.0).to_bits());
+        let queries = x.columns(0, self.heads.query_width());
+        let arguments = vec![site.params, queries, cache.keys, cache.values, site.output.argument];
+        Call { kernel: Kernel::Attention(cache.kv), arguments, constants }
+    }
+}
+
+/// Returns the weights of attention with the sinks `name`.
+fn sinks(name: Option<&String>) -> Vec<Weight> {
+    let vector = |name: &String| Weight::Vector { tensors: vec![name.clone()], affine: Affine::IDENTITY };
+    name.map(vector).into_iter().collect()
 }
 
 /// First step of split attention. Computes one partial result for each split of the cached positions.
@@ -111,8 +133,7 @@ impl Lower for AttentionPartial {
 
     /// Returns a launch that first rotates its row and appends keys and values if RoPE and KV append are fused.
     fn calls(&self, site: &Site) -> Vec<Call> {
-        let (mut calls, kv) = (self.attention.calls(site), site.cache().kv);
-        let call = &mut calls[0];
+        let (mut call, kv) = (self.attention.launch(site), site.cache().kv);
         call.kernel = Kernel::AttentionPartial(kv);
         call.constants.extend([self.splits, self.count]);
         if let Some(append) = &self.appends {
@@ -121,7 +142,7 @@ impl Lower for AttentionPartial {
             call.arguments[1] = site.x().argument;
             call.arguments.push(site.weight(0));
         }
-        calls
+        vec![call]
     }
 }
 
@@ -132,7 +153,9 @@ pub struct AttentionMerge {
     pub heads: Heads,
     /// Number of splits.
     pub splits: u32,
-    /// Type of the output.
+    /// Sinks of the [`Attention`].
+    pub sinks: Option<String>,
+    /// Type of the output: f32 with sinks.
     pub output: Activations,
 }
 
@@ -141,16 +164,24 @@ impl Lower for AttentionMerge {
         Some(Shape { width: self.heads.query_width(), ..x })
     }
 
+    fn weights(&self) -> Vec<Weight> {
+        sinks(self.sinks.as_ref())
+    }
+
     fn output(&self) -> Output {
         Output::Rows(self.output)
     }
 
     fn output_type(&mut self) -> Option<&mut Activations> {
-        Some(&mut self.output)
+        if self.sinks.is_some() { None } else { Some(&mut self.output) }
     }
 
     fn calls(&self, site: &Site) -> Vec<Call> {
         let constants = [self.heads.queries, self.heads.dimensions, self.splits];
-        vec![site.row_call(Kernel::AttentionMerge(self.output), &constants)]
+        let kernel = match self.sinks {
+            Some(_) => Kernel::AttentionMergeSinks,
+            None => Kernel::AttentionMerge(self.output),
+        };
+        vec![site.row_call(kernel, &constants)]
     }
 }

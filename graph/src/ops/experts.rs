@@ -4,6 +4,7 @@ use super::lower::{Call, Cost, Lower, Part, Shape, Site, Work};
 use super::weight::{Affine, Weight};
 use crate::segment::ExpertReads;
 use crate::stack::{Stack, StackedMatrix};
+use ragtag_kernels::experts::gate::Rule;
 use ragtag_kernels::experts::route::Choice;
 use ragtag_kernels::{Activations, Kernel, Layout};
 
@@ -22,8 +23,7 @@ impl Lower for ExpertRoute {
     }
 
     fn weights(&self) -> Vec<Weight> {
-        let vector = |name: &String| Weight::Vector { tensors: vec![name.clone()], affine: Affine::IDENTITY };
-        self.biases.iter().map(vector).collect()
+        biases(self.biases.as_slice())
     }
 
     fn calls(&self, site: &Site) -> Vec<Call> {
@@ -103,11 +103,71 @@ impl Lower for ExpertMatMul {
     }
 }
 
+/// Returns the weights of an operator with the tensors `names`, if there are any.
+fn biases(names: &[String]) -> Vec<Weight> {
+    let vector = || Weight::Vector { tensors: names.to_vec(), affine: Affine::IDENTITY };
+    if names.is_empty() { Vec::new() } else { vec![vector()] }
+}
+
+/// A gated function of the results of each row's experts. The second input chose the experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertGate {
+    /// The function.
+    pub rule: Rule,
+    /// Number of experts.
+    pub count: u32,
+    /// Number of experts per row.
+    pub used: u32,
+    /// Names of the tensors with the biases of the gates and of the up projections, if there are any.
+    pub biases: Vec<String>,
+}
+
+impl Lower for ExpertGate {
+    fn inputs(&self) -> &'static [&'static [u8]] {
+        &[&[0, 1]]
+    }
+
+    fn shape(&self, x: Shape) -> Option<Shape> {
+        assert!(x.width.is_multiple_of(2 * self.used), "{} columns of {} experts", x.width, self.used);
+        Some(Shape { width: x.width / 2, ..x })
+    }
+
+    fn weights(&self) -> Vec<Weight> {
+        biases(&self.biases)
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        work.columns(8, 0)
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let count = if self.biases.is_empty() { 0 } else { self.count };
+        let sizes = [site.output.width / self.used, self.used, count];
+        let constants = [&sizes[..], &self.rule.constants()].concat();
+        vec![biased_call(site, Kernel::ExpertGate, &constants)]
+    }
+}
+
+/// Returns a launch of a kernel that reads a route after the first input, and then biases if the operator has them.
+fn biased_call(site: &Site, kernel: Kernel, constants: &[u32]) -> Call {
+    let mut call = site.row_call(kernel, constants);
+    call.arguments.insert(2, site.inputs[1].expect("a route").argument);
+    if site.weights.is_empty() {
+        // The kernel reads nothing from this binding.
+        call.arguments.insert(3, site.x().argument);
+    }
+    call
+}
+
 /// Weighted sum of the results of each row's experts. The second input chose the experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertCombine {
+    /// Number of experts.
+    pub count: u32,
     /// Number of experts per row.
     pub used: u32,
+    /// Name of the tensor with the biases of the results, if there are any.
+    pub biases: Option<String>,
 }
 
 impl Lower for ExpertCombine {
@@ -120,13 +180,16 @@ impl Lower for ExpertCombine {
         Some(Shape { width: x.width / self.used, ..x })
     }
 
+    fn weights(&self) -> Vec<Weight> {
+        biases(self.biases.as_slice())
+    }
+
     fn cost(&self, work: &Work<'_>) -> Cost {
         work.columns(2 * u64::from(self.used), 0)
     }
 
     fn calls(&self, site: &Site) -> Vec<Call> {
-        let mut call = site.row_call(Kernel::ExpertCombine, &[site.output.width, self.used]);
-        call.arguments.insert(2, site.inputs[1].expect("a route").argument);
-        vec![call]
+        let count = if self.biases.is_none() { 0 } else { self.count };
+        vec![biased_call(site, Kernel::ExpertCombine, &[site.output.width, self.used, count])]
     }
 }

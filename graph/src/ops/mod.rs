@@ -90,6 +90,7 @@ operators! {
     "scale-rows" elementwise::ScaleRows;
     "expert-route" experts::ExpertRoute;
     "expert-matmul" experts::ExpertMatMul;
+    "expert-gate" experts::ExpertGate;
     "expert-combine" experts::ExpertCombine;
     "head-matmul" latent::HeadMatMul;
     "latent-rows" latent::LatentRows;

@@ -1,5 +1,6 @@
 //! Splits attention into two launches, so that a single row can occupy the whole device. The first launch
-//! computes one partial result for each range of positions. The second launch merges the partial results.
+//! computes one partial result for each range of positions. The second launch merges the partial results. Attention with
+//! sinks is always split, because only the second launch reads sinks.
 
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{Attention, AttentionMerge, AttentionPartial, Heads, Lower, Operator};
@@ -15,13 +16,24 @@ pub(crate) enum SplitRows {
     Decode,
 }
 
-/// Splits the positions of every attention operator into ranges. `splits` returns the number of ranges.
-pub(crate) fn split_attention(graph: &mut OperatorGraph, rows: SplitRows, splits: impl Fn(Heads) -> u32) {
+/// Splits of attention in a program.
+#[derive(Clone, Copy)]
+pub(crate) struct Splits<'a> {
+    /// Rows whose attention without sinks is split, if any.
+    pub rows: Option<SplitRows>,
+    /// Function that returns the number of ranges of positions for these rows.
+    pub count: &'a dyn Fn(Heads, SplitRows) -> u32,
+}
+
+/// Splits the positions of attention operators into ranges.
+pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: Splits<'_>) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
         let Operator::Attention(attention) = node.operator else { continue };
-        let (heads, inputs) = (attention.heads, graph.inputs(merge));
-        let splits = splits(heads);
+        let rows = if attention.sinks.is_some() { Some(SplitRows::All) } else { splits.rows };
+        let Some(rows) = rows else { continue };
+        let (heads, inputs, sinks) = (attention.heads, graph.inputs(merge), attention.sinks.clone());
+        let splits = (splits.count)(heads, rows);
         let count = if rows == SplitRows::All { ROWS } else { DECODE_ROWS };
         let operator = AttentionPartial { attention: attention.clone(), splits, count, appends: None };
         let shape =
@@ -31,7 +43,7 @@ pub(crate) fn split_attention(graph: &mut OperatorGraph, rows: SplitRows, splits
         let operator = match rows {
             SplitRows::All => {
                 graph.connect(partial, merge, 0);
-                AttentionMerge { heads, splits, output: Activations::F32 }.into()
+                AttentionMerge { heads, splits, sinks, output: Activations::F32 }.into()
             }
             SplitRows::Decode => {
                 graph.connect(partial, merge, 1);

@@ -34,11 +34,14 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, partials, written]);
 }
 
-/// Computes the output of one head in f64.
-fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
+/// Computes the output of one head in f64. A sink of −∞ stands for none.
+pub(super) fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize, sink: f64) -> Vec<f64> {
     let runs = || sums.iter().zip(means.chunks_exact(head_dim)).filter(|([_, sum], _)| *sum != 0.0);
-    let largest = runs().fold(f64::NEG_INFINITY, |m, ([largest, _], _)| m.max(f64::from(*largest)));
+    let largest = runs().fold(sink, |m, ([largest, _], _)| m.max(f64::from(*largest)));
     let (mut out, mut total) = (vec![0.0; head_dim], 0.0);
+    if sink != f64::NEG_INFINITY {
+        total += (sink - largest).exp();
+    }
     for ([run_largest, sum], mean) in runs() {
         let weight = (f64::from(*run_largest) - largest).exp() * f64::from(*sum);
         total += weight;
@@ -137,23 +140,34 @@ fn case(
     shape: RowShape,
     [heads, head_dim, splits]: [usize; 3],
 ) -> Case {
-    let (width, runs) = (heads * head_dim, shape.capacity * heads * splits);
-    let mut means = random.floats(runs * head_dim, 2.0);
-    let mut sums: Vec<[f32; 2]> = (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
-    // The first head of every third row has no splits. Other heads have some empty splits, whose contents
-    // must not be read.
-    for (i, sum) in sums.iter_mut().enumerate() {
-        let first_head = (i / splits).is_multiple_of(3 * heads);
-        if (first_head && shape.capacity > 1) || (splits > 1 && random.below(4) == 0) {
-            *sum = [f32::NAN, 0.0];
-            means[i * head_dim..][..head_dim].fill(f32::NAN);
-        }
-    }
+    let width = heads * head_dim;
+    let (means, sums) = partials(random, shape.capacity, [heads, head_dim, splits]);
     let heads_of = means.chunks_exact(splits * head_dim).zip(sums.chunks_exact(splits));
-    let expected: Vec<f64> = heads_of.flat_map(|(means, sums)| reference(means, sums, head_dim)).collect();
+    let expected: Vec<f64> =
+        heads_of.flat_map(|(means, sums)| reference(means, sums, head_dim, f64::NEG_INFINITY)).collect();
     let constants = [shape.capacity, shape.count_word as usize, heads, head_dim, splits];
     let label = format!("{}, {heads} heads, {splits} splits", shape.label(width));
     let case = Build::new(Kernel::AttentionMerge(activations), label, &constants);
     let case = case.words(&shape.header()).floats(&[&means[..], sums.as_flattened()].concat());
     case.expect_rows(2, activations, &expected, shape, width)
+}
+
+/// Returns random means and sums of `capacity` rows. The first head of every third row has no splits. Other heads have
+/// some empty splits, whose contents must not be read.
+pub(super) fn partials(
+    random: &mut Random,
+    capacity: usize,
+    [heads, head_dim, splits]: [usize; 3],
+) -> (Vec<f32>, Vec<[f32; 2]>) {
+    let runs = capacity * heads * splits;
+    let mut means = random.floats(runs * head_dim, 2.0);
+    let mut sums: Vec<[f32; 2]> = (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
+    for (i, sum) in sums.iter_mut().enumerate() {
+        let first_head = (i / splits).is_multiple_of(3 * heads);
+        if (first_head && capacity > 1) || (splits > 1 && random.below(4) == 0) {
+            *sum = [f32::NAN, 0.0];
+            means[i * head_dim..][..head_dim].fill(f32::NAN);
+        }
+    }
+    (means, sums)
 }

@@ -28,6 +28,7 @@
 
 pub mod append;
 pub mod merge;
+pub mod merge_sinks;
 pub mod partial;
 mod scene;
 

@@ -2,6 +2,7 @@
 
 use super::elementwise::functions;
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
+use crate::experts::gate;
 use crate::kernel::{Kernel, KvType};
 use crate::rows::{self, RowKernel, row_kernels};
 use crate::variant::Variant;
@@ -31,11 +32,16 @@ pub(super) fn variants() -> Vec<Variant> {
     out.push(Function { source: checksum_source, ..function(Kernel::Checksum, checksum::grid, "checksum") });
     let experts = |kernel, grid, name| Function { source: experts_source, ..function(kernel, grid, name) };
     out.push(experts(Kernel::ExpertRoute, add::grid, "expert_route"));
+    out.push(experts(Kernel::ExpertGate, gate::grid, "expert_gate"));
     out.push(experts(Kernel::ExpertCombine, rows::part_grid, "expert_combine"));
     out.push(Function {
         source: latent_source,
         items: HEAD_ITEMS,
         ..function(Kernel::LatentRows, latent::grid, "latent_rows")
+    });
+    out.push(Function {
+        source: sinks_source,
+        ..function(Kernel::AttentionMergeSinks, attention::merge_sinks::grid, "attention_merge_sinks")
     });
     let cached = KvType::ALL.map(cache_functions);
     out.extend(cached.map(|[append, ..]| append));
@@ -85,8 +91,13 @@ fn latent_source(language: KernelLanguage) -> Arc<str> {
 
 /// Composes a program of its own, because only mixtures of experts need the kernels.
 fn experts_source(language: KernelLanguage) -> Arc<str> {
-    let (route, combine) = (include_str!("../experts/route.cl"), include_str!("../experts/combine.cl"));
-    program(language, ITEMS, &[include_str!("order.cl"), route, combine])
+    let (route, gate) = (include_str!("../experts/route.cl"), include_str!("../experts/gate.cl"));
+    program(language, ITEMS, &[include_str!("order.cl"), route, gate, include_str!("../experts/combine.cl")])
+}
+
+/// Composes a program of its own, because few models have sinks.
+fn sinks_source(language: KernelLanguage) -> Arc<str> {
+    program(language, ITEMS, &[include_str!("../attention/merge_sinks.cl")])
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {

@@ -4,11 +4,14 @@
 //! steps of [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key.
 //! The weighted sums of values are accumulated in the output buffer. The result of a query does not depend on
 //! the other queries that share its loads.
+//!
+//! With the constants of [`partial`](crate::attention::partial) and one split, the kernel computes this split: it also
+//! writes the largest score and the sum of each query.
 
 use super::HostKernel;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
-use super::launch::Lists;
+use super::launch::{Lists, count};
 use crate::abi::split_capacities;
 use crate::attention::{self, STEP_TOKENS, TILE_ROWS};
 use crate::kernel::Kernel;
@@ -41,14 +44,19 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let (plain, of_split) = call.constants.split_at(12);
         let (capacities, [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _]) =
-            split_capacities(call.constants);
+            split_capacities(plain);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
         let lists = Lists::new(params, capacities);
         let tiles = call.grid[0].max(1);
+        let rows = match of_split {
+            [_, word] => 0..count(params, *word, capacities[0]),
+            _ => lists.decode_rows()..lists.rows(),
+        };
         for group in groups {
             let (tile, kv_head) = (group % tiles, (group / tiles) as usize);
             let run = Head {
@@ -67,9 +75,10 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
                 kv_head,
                 head_dim: head_dim as usize,
                 cache_blocks,
+                sums: (!of_split.is_empty()).then_some((capacities[0] * heads * head_dim) as usize),
             };
-            let start = lists.decode_rows().max(tile as usize * TILE_ROWS as usize);
-            let end = lists.rows().min((tile as usize + 1) * TILE_ROWS as usize);
+            let start = rows.start.max(tile as usize * TILE_ROWS as usize);
+            let end = rows.end.min((tile as usize + 1) * TILE_ROWS as usize);
             // SAFETY: each group writes its own rows and heads.
             unsafe { run.rows::<S, K, V>(s, start, end) };
         }
@@ -93,6 +102,8 @@ struct Head<'a> {
     kv_head: usize,
     head_dim: usize,
     cache_blocks: u32,
+    /// First value in the output that belongs to the largest scores and sums of a split.
+    sums: Option<usize>,
 }
 
 /// A query, identified by its row in the launch, its head, and its position in the sequence.
@@ -155,6 +166,19 @@ impl<'a> Head<'a> {
         unsafe { self.call.write(4, at..at + self.head_dim) }
     }
 
+    /// Writes the largest score and the sum of a query, if the launch computes a split.
+    ///
+    /// # Safety
+    /// The requirements of [`Head::out`] apply.
+    #[inline(always)]
+    unsafe fn put_sums(&self, query: &Query, largest_and_sum: [f32; 2]) {
+        if let Some(sums) = self.sums {
+            let at = sums + (query.row * self.heads + query.head) * 2;
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.call.write(4, at..at + 2) }.copy_from_slice(&largest_and_sum);
+        }
+    }
+
     /// Computes rows `row..end` of the launch. Computes consecutive rows of one sequence together.
     ///
     /// # Safety
@@ -165,9 +189,11 @@ impl<'a> Head<'a> {
         let heads = first_head..first_head + self.group_heads;
         while row < end {
             let Some(table) = self.table(row) else {
-                for head in heads.clone() {
+                for query in heads.clone().map(|head| Query { row, head, position: 0 }) {
                     // SAFETY: guaranteed by the caller.
-                    unsafe { self.out(&Query { row, head, position: 0 }) }.fill(0.0);
+                    unsafe { self.out(&query) }.fill(0.0);
+                    // SAFETY: guaranteed by the caller.
+                    unsafe { self.put_sums(&query, [0.0; 2]) };
                 }
                 row += 1;
                 continue;
@@ -222,7 +248,10 @@ impl<'a> Head<'a> {
             }
         }
         for (query, state) in queries.iter().zip(&states) {
-            let inverse = 1.0 / s.sum(state.sum);
+            let sum = s.sum(state.sum);
+            let inverse = 1.0 / sum;
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.put_sums(query, [state.largest, sum]) };
             // SAFETY: guaranteed by the caller.
             unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= inverse);
         }

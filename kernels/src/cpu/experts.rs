@@ -89,22 +89,87 @@ fn keep_groups(scores: &mut [f32], groups: Groups) {
     }
 }
 
+/// Computes a gated function of the results of each row's experts.
+pub(crate) struct GateUp;
+
+// SAFETY: `row` reads bindings 1 and 3 as floats and binding 2 as words, and writes its row of binding 4 once.
+unsafe impl RowWise for GateUp {
+    const KERNEL: Kernel = Kernel::ExpertGate;
+
+    #[inline(always)]
+    fn row<S: Isa>(s: S, row: Row<'_>) {
+        let [_, _, width, used, experts, ..]: [u32; 8] = row.constants();
+        let (width, used, experts) = (width as usize, used as usize, experts as usize);
+        let rule = [row.float(5), row.float(6), row.float(7)];
+        let (gates, ups) = row.read(1, 2 * used * width).split_at(used * width);
+        let ids = &row.all::<u32>(2)[row.index * 2 * used..][..used];
+        let biases = row.all::<f32>(3);
+        let out = row.write(4, used * width);
+        for (slot, id) in ids.iter().enumerate() {
+            let part = slot * width..(slot + 1) * width;
+            let (gates, ups, out) = (&gates[part.clone()], &ups[part.clone()], &mut out[part]);
+            let of_expert = |part: usize| &biases[(part * experts + *id as usize) * width..][..width];
+            let biases = if experts == 0 { [&[][..]; 2] } else { [of_expert(0), of_expert(1)] };
+            gate_up(s, [gates, ups], biases, rule, out);
+        }
+    }
+}
+
+/// Computes the gated function of an expert's results. `biases` are empty if the expert has none.
+#[inline(always)]
+fn gate_up<S: Isa>(
+    s: S,
+    [gates, ups]: [&[f32]; 2],
+    biases: [&[f32]; 2],
+    [alpha, limit, offset]: [f32; 3],
+    out: &mut [f32],
+) {
+    for first in (0..out.len()).step_by(16) {
+        let end = out.len().min(first + 16);
+        let mut lanes = [[0.0; 16]; 2];
+        for (lanes, (values, biases)) in lanes.iter_mut().zip([(gates, biases[0]), (ups, biases[1])]) {
+            lanes[..end - first].copy_from_slice(&values[first..end]);
+            let biases = biases.get(first..end).unwrap_or(&[]);
+            lanes.iter_mut().zip(biases).for_each(|(lane, bias)| *lane += bias);
+        }
+        let [mut gates, mut ups] = lanes;
+        // A comparison with NaN is false, so NaN stays.
+        gates.iter_mut().filter(|gate| **gate > limit).for_each(|gate| *gate = limit);
+        ups.iter_mut().filter(|up| **up > limit).for_each(|up| *up = limit);
+        ups.iter_mut().filter(|up| **up < -limit).for_each(|up| *up = -limit);
+        let gate = s.load(&gates);
+        let power = s.exp(s.mul(gate, s.splat(-alpha)));
+        let gated = s.div(gate, s.add(s.splat(1.0), power));
+        let mut results = [0.0; 16];
+        s.store(s.mul(gated, s.add(s.load(&ups), s.splat(offset))), &mut results);
+        out[first..end].copy_from_slice(&results[..end - first]);
+    }
+}
+
 /// Adds the weighted results of each row's experts.
 pub(crate) struct Combine;
 
-// SAFETY: `row` reads bindings 1 and 2 as floats, and writes its row of binding 3 once.
+// SAFETY: `row` reads bindings 1 and 3 as floats and binding 2 as words, and writes its row of binding 4 once.
 unsafe impl RowWise for Combine {
     const KERNEL: Kernel = Kernel::ExpertCombine;
 
     #[inline(always)]
     fn row<S: Isa>(_: S, row: Row<'_>) {
-        let [_, _, width, used] = row.constants();
+        let [_, _, width, used, experts] = row.constants();
         let (width, used) = (width as usize, used as usize);
-        let (values, route) = (row.read(1, used * width), row.read(2, 2 * used));
-        let out = row.write(3, width);
+        let values = row.read(1, used * width);
+        let (ids, weights) = row.all::<u32>(2)[row.index * 2 * used..][..2 * used].split_at(used);
+        let biases = row.all::<f32>(3);
+        let out = row.write(4, width);
         out.fill(0.0);
-        for (values, weight) in values.chunks_exact(width.max(1)).zip(&route[used..]) {
-            out.iter_mut().zip(values).for_each(|(out, value)| *out += weight * value);
+        for ((values, weight), id) in values.chunks_exact(width.max(1)).zip(weights).zip(ids) {
+            let weight = f32::from_bits(*weight);
+            if experts == 0 {
+                out.iter_mut().zip(values).for_each(|(out, value)| *out += weight * value);
+            } else {
+                let both = values.iter().zip(&biases[*id as usize * width..][..width]);
+                out.iter_mut().zip(both).for_each(|(out, (value, bias))| *out += weight * (value + bias));
+            }
         }
     }
 }

@@ -98,7 +98,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         rows::Gather, rows::RmsNorm, rows::HeadNorm, rows::LatentRows, rows::SiluMul, rows::Add,
         halves::Product<F16>, halves::Product<BF16>,
         logits::ArgMax, logits::TopK, picks::Peaks, picks::Picks,
-        split_attention::Merge,
+        split_attention::Merge, split_attention::MergeSinks,
         gemm::Gemm<f32>, gemm::Gemm<f16>, gemm::Gemm<bf16>,
         attention_dense::AttentionDense<f32>, attention_dense::AttentionDense<f16>,
         attention_dense::AttentionDense<bf16>,
@@ -106,7 +106,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         elementwise::Copy, elementwise::GatherRows, elementwise::Unary, elementwise::Binary,
         lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
         file_blocks::DecodeBlocks, file_blocks::EncodeBlocks, lines::Checksum,
-        experts::Route, experts::Combine,
+        experts::Route, experts::GateUp, experts::Combine,
     }
     packed::<S, Int8>(out);
     packed::<S, Half>(out);

@@ -1,7 +1,9 @@
-//! Split attention. Programs never select these kernels on CPUs: CPUs run too few threads to need splits, and
-//! a single launch is faster. Tests use these plain implementations to check other devices.
+//! Split attention. Programs never split attention on CPUs: CPUs run too few threads to need splits, and a single launch
+//! is faster. Only attention with sinks runs here, with one split, which the kernel of attention computes. Tests use the
+//! plain implementation of several splits to check other devices.
 
 use super::HostKernel;
+use super::attention::Attention;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
 use super::launch::{Lists, count};
@@ -9,7 +11,7 @@ use super::packed::Packed;
 use super::row::{Row, RowWise};
 use super::rows::block;
 use crate::abi::split_capacities;
-use crate::attention::partial;
+use crate::attention::{self, partial};
 use crate::kernel::{Activations, Kernel};
 use crate::params::BLOCK_TOKENS;
 use crate::variant::NEVER;
@@ -25,10 +27,14 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
     const MIN_ROWS: u32 = NEVER;
 
     fn grid(constants: &[u32]) -> [u32; 3] {
-        partial::grid(constants)
+        if constants[12] == 1 { attention::grid(constants) } else { partial::grid(constants) }
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        if call.constants[12] == 1 {
+            // SAFETY: guaranteed by the caller. The constants tell the kernel what it computes.
+            return unsafe { S::function::<Attention<K, V>>()(call, groups) };
+        }
         let (capacities, [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _, splits, word]) =
             split_capacities(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
@@ -114,23 +120,29 @@ impl<'a> Runs<'a> {
         Self { means, sums: &sums.as_chunks().0[..runs], heads, head_dim, splits }
     }
 
-    /// Combines the splits of row `row` and writes the result to `out`.
+    /// Combines the splits of row `row` and writes the result to `out`. `sinks` has one sink per head, or is empty.
     #[inline(always)]
-    fn merge(&self, row: usize, out: &mut [f32]) {
-        for head in 0..self.heads {
+    fn merge(&self, row: usize, sinks: &[f32], out: &mut [f32]) {
+        let mut values = vec![0.0; self.head_dim];
+        for (head, out) in out.chunks_exact_mut(self.head_dim.max(1)).enumerate().take(self.heads) {
             let runs = (row * self.heads + head) * self.splits..(row * self.heads + head + 1) * self.splits;
             let used = || runs.clone().filter(|run| self.sums[*run][1] != 0.0);
-            let largest = used().map(|run| self.sums[run][0]).fold(f32::NEG_INFINITY, f32::max);
-            let weight = |run: usize| {
+            let sink = sinks.get(head).copied().unwrap_or(f32::NEG_INFINITY);
+            let largest = used().map(|run| self.sums[run][0]).fold(sink, f32::max);
+            let mut of_runs = 0.0;
+            values.fill(0.0);
+            for run in used() {
                 let [run_largest, sum] = self.sums[run];
-                f64::from(run_largest - largest).exp() * f64::from(sum)
-            };
-            let total: f64 = used().map(weight).sum();
-            for dim in 0..self.head_dim {
-                let mean = |run: usize| f64::from(self.means[run * self.head_dim + dim]);
-                let value: f64 = used().map(|run| weight(run) * mean(run)).sum();
-                out[head * self.head_dim + dim] = if total == 0.0 { 0.0 } else { (value / total) as f32 };
+                let weight = f64::from(run_largest - largest).exp() * f64::from(sum);
+                of_runs += weight;
+                let means = &self.means[run * self.head_dim..][..self.head_dim];
+                values.iter_mut().zip(means).for_each(|(value, mean)| *value += weight * f64::from(*mean));
             }
+            let of_sink = if sinks.is_empty() { 0.0 } else { f64::from(sink - largest).exp() };
+            let is_empty = of_runs == 0.0;
+            out.iter_mut().zip(&values).for_each(|(out, value)| {
+                *out = if is_empty { 0.0 } else { (value / (of_runs + of_sink)) as f32 };
+            });
         }
     }
 }
@@ -146,7 +158,22 @@ unsafe impl RowWise for Merge {
     #[inline(always)]
     fn row<S: Isa>(_: S, row: Row<'_>) {
         let runs = Runs::new(row);
-        runs.merge(row.index, row.write(2, runs.heads * runs.head_dim));
+        runs.merge(row.index, &[], row.write(2, runs.heads * runs.head_dim));
+    }
+}
+
+/// Second launch of attention with sinks.
+pub(crate) struct MergeSinks;
+
+// SAFETY: `row` reads bindings 1 and 2 as floats, and writes its row of binding 3 once.
+unsafe impl RowWise for MergeSinks {
+    const KERNEL: Kernel = Kernel::AttentionMergeSinks;
+
+    #[inline(always)]
+    fn row<S: Isa>(_: S, row: Row<'_>) {
+        let runs = Runs::new(row);
+        let sinks = &row.all::<f32>(2)[..runs.heads];
+        runs.merge(row.index, sinks, row.write(3, runs.heads * runs.head_dim));
     }
 }
 
@@ -162,7 +189,7 @@ unsafe impl<O: Packed> RowWise for PackedMerge<O> {
     fn row<S: Isa>(s: S, row: Row<'_>) {
         let runs = Runs::new(row);
         let mut values = vec![0.0; runs.heads * runs.head_dim];
-        runs.merge(row.index, &mut values);
+        runs.merge(row.index, &[], &mut values);
         O::write(s, row, 2, values.len(), |b| block(s, &values, b));
     }
 }

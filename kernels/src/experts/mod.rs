@@ -6,5 +6,6 @@
 //! e · (rows per expert).
 
 pub mod combine;
+pub mod gate;
 pub mod matmul;
 pub mod route;

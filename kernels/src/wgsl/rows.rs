@@ -2,6 +2,8 @@
 
 use super::programs::{ORDER, SUB_GROUP_ITEMS, in_groups};
 use super::{Function, bare_program, function, program};
+use crate::attention::merge_sinks;
+use crate::experts::gate;
 use crate::kernel::Kernel;
 use crate::rows::{ITEMS, RowKernel, part_grid, row_kernels};
 use crate::variant::Variant;
@@ -27,6 +29,14 @@ pub(super) fn variants() -> Vec<Variant> {
     out.push(Function {
         compose: |_| in_groups(&[ORDER, include_str!("../experts/route.wgsl")]),
         ..function(Kernel::ExpertRoute, add::grid, "expert_route", ITEMS)
+    });
+    out.push(Function {
+        compose: |_| program(ITEMS, &[include_str!("../experts/gate.wgsl")]),
+        ..function(Kernel::ExpertGate, gate::grid, "expert_gate", ITEMS)
+    });
+    out.push(Function {
+        compose: |_| program(ITEMS, &[include_str!("../attention/merge_sinks.wgsl")]),
+        ..function(Kernel::AttentionMergeSinks, merge_sinks::grid, "attention_merge_sinks", ITEMS)
     });
     out.push(Function {
         compose: |_| program(ITEMS, &[include_str!("../experts/combine.wgsl")]),
