@@ -64,7 +64,60 @@ pub(crate) fn command_r() -> Model {
     open("command-r", include_bytes!("../../tests/support/golden/tiny-command-r/model.gguf"))
 }
 
-/// Opens the models above, except for those with two lists of RoPE factors.
+/// Makes a model of two layers with sinks, and with experts that have biases. All its weights are zero.
+pub(crate) fn gpt_oss() -> Model {
+    let (mut writer, name) = (gguf::Writer::new(), "gpt-oss");
+    writer.put("general.architecture", name);
+    writer.put("gpt-oss.attention.layer_norm_rms_epsilon", 1e-5_f32);
+    for (key, value) in [
+        ("block_count", 2u32),
+        ("context_length", 4096),
+        ("embedding_length", 64),
+        ("feed_forward_length", 32),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", 32),
+        ("attention.sliding_window", 20),
+        ("expert_count", 4),
+        ("expert_used_count", 2),
+    ] {
+        writer.put(&format!("{name}.{key}"), value);
+    }
+    let mut add = |name: &str, shape: &[u64]| {
+        writer.tensor(name, TensorType::F32, shape, shape.iter().product::<u64>() * 4);
+    };
+    for (name, shape) in [("token_embd", &[64, 32][..]), ("output", &[64, 32]), ("output_norm", &[64])] {
+        add(&format!("{name}.weight"), shape);
+    }
+    for (part, shape) in [
+        ("attn_norm.weight", &[64][..]),
+        ("attn_q.weight", &[64, 128]),
+        ("attn_q.bias", &[128]),
+        ("attn_k.weight", &[64, 64]),
+        ("attn_k.bias", &[64]),
+        ("attn_v.weight", &[64, 64]),
+        ("attn_v.bias", &[64]),
+        ("attn_output.weight", &[128, 64]),
+        ("attn_output.bias", &[64]),
+        ("attn_sinks.weight", &[4]),
+        ("post_attention_norm.weight", &[64]),
+        ("ffn_gate_inp.weight", &[64, 4]),
+        ("ffn_gate_inp.bias", &[4]),
+        ("ffn_gate_exps.weight", &[64, 32, 4]),
+        ("ffn_gate_exps.bias", &[32, 4]),
+        ("ffn_up_exps.weight", &[64, 32, 4]),
+        ("ffn_up_exps.bias", &[32, 4]),
+        ("ffn_down_exps.weight", &[32, 64, 4]),
+        ("ffn_down_exps.bias", &[64, 4]),
+    ] {
+        (0..2).for_each(|layer| add(&format!("blk.{layer}.{part}"), shape));
+    }
+    let data = vec![0; writer.data_bytes() as usize];
+    let source: Arc<dyn Source> = Arc::new(MemorySource::new(name, [writer.header(), data].concat()));
+    Model::new(ModelFile::open(vec![source]).unwrap()).unwrap()
+}
+
+/// Opens the models above, except for those with sinks, and those with two lists of RoPE factors.
 pub(crate) fn all() -> impl Iterator<Item = Model> {
     let open = [bitnet, llama, qwen2, qwen3, gemma2, granite, starcoder2, command_r, olmo2];
     open.into_iter().map(|open| open())

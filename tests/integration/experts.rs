@@ -37,7 +37,7 @@ fn golden() -> Vec<Golden> {
         let numbered = shapes.into_iter().enumerate();
         let own = numbered.filter(|(_, (key, _))| !(is_tied && key == "lm_head.weight"));
         let tensors = own.map(|(tensor, (key, shape))| {
-            let values = (0..shape.iter().product()).map(|at| weight(tensor, at, &key)).collect();
+            let values = (0..shape.iter().product()).map(|at| weight(name, tensor, at, &key)).collect();
             (key, (shape, values))
         });
         Golden {
@@ -52,11 +52,26 @@ fn golden() -> Vec<Golden> {
     all.as_object().unwrap().iter().map(golden).collect()
 }
 
-/// Returns weight number `at` of a tensor. All types without blocks hold it exactly.
-fn weight(tensor: usize, at: usize, key: &str) -> f32 {
+/// Divisors of the weights of gpt-oss.
+const GPT_OSS: [(&str, f32); 7] = [
+    ("sinks", 64.0),
+    ("gate_up_proj", 64.0),
+    ("gate_up_proj_bias", 64.0),
+    ("experts.down_proj", 8192.0),
+    ("q_proj.weight", 4096.0),
+    ("k_proj.weight", 4096.0),
+    ("q_proj.bias", 128.0),
+];
+
+/// Returns weight number `at` of a tensor of the model `name`. All types without blocks hold it exactly.
+fn weight(name: &str, tensor: usize, at: usize, key: &str) -> f32 {
     let value = (((at + 1) * 7919 + (tensor + 1) * 104_729) % 65_537 % 257) as i32 - 128;
     if key.ends_with("norm.weight") {
         return 1.0 + value.div_euclid(2) as f32 / 128.0;
+    }
+    let of_key = GPT_OSS.iter().find(|(end, _)| name == "GptOss" && key.ends_with(end));
+    if let Some((_, divisor)) = of_key {
+        return value as f32 / divisor;
     }
     let is_router = ["mlp.gate.weight", "router.weight"].iter().any(|end| key.ends_with(end));
     let divisor = if key.ends_with("e_score_correction_bias") { 256.0 } else { 512.0 };
@@ -83,6 +98,9 @@ pub fn verified() -> Vec<(Model, bool)> {
 impl Golden {
     /// Returns the tensors with the names and shapes of a published checkpoint, in which each expert has its own.
     fn published(&self) -> Tensors {
+        if self.name == "GptOss" {
+            return self.tensors.clone();
+        }
         let is_mixtral = ["Mixtral", "MiniMaxM2"].contains(&&*self.name);
         let mut out = BTreeMap::new();
         for (key, (shape, values)) in &self.tensors {
@@ -129,12 +147,18 @@ impl Golden {
 
     /// Writes a model directory with weights of this type.
     fn write(&self, tensors: &Tensors, tensor_type: TensorType) -> TempDir {
+        let stored = tensors.iter().map(|(name, (shape, values))| {
+            (name.clone(), tensor_type.to_string(), shape.clone(), bytes_of(tensor_type, values))
+        });
+        self.write_bytes(stored.collect())
+    }
+
+    /// Writes a model directory with these tensors: name, type, shape and bytes.
+    fn write_bytes(&self, tensors: Vec<(String, String, Vec<usize>, Vec<u8>)>) -> TempDir {
         let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, (shape, values)) in tensors {
-            let bytes = bytes_of(tensor_type, values);
+        for (name, dtype, shape, bytes) in tensors {
             let ends = [data.len(), data.len() + bytes.len()];
-            let dtype = tensor_type.to_string();
-            header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": ends }));
+            header.insert(name, json!({ "dtype": dtype, "shape": shape, "data_offsets": ends }));
             data.extend(bytes);
         }
         let folder = tempfile::tempdir().unwrap();
@@ -151,7 +175,7 @@ impl Golden {
         self.put_metadata(&mut writer);
         for (key, (shape, values)) in &self.tensors {
             for (name, shape, values) in self.gguf_tensors(key, shape, values) {
-                let is_expert = name.contains("_exps.");
+                let is_expert = name.ends_with("_exps.weight");
                 let tensor_type = if is_expert { tensor_type } else { TensorType::F32 };
                 let (bytes, sizes) =
                     (bytes_of(tensor_type, &values), shape.iter().rev().map(|size| *size as u64));
@@ -178,6 +202,7 @@ impl Golden {
             "MiniMaxM2" => "minimax-m2",
             "DeepseekV2" | "DeepseekV2-Lite" | "DeepseekV3" | "Glm4MoeLite" => "deepseek2",
             "Mistral4" => "mistral4",
+            "GptOss" => "gpt-oss",
             _ => "ernie4_5-moe",
         };
         writer.put("general.architecture", architecture);
@@ -231,6 +256,15 @@ impl Golden {
             writer.put("glm4moe.expert_weights_norm", true);
             writer.put("glm4moe.expert_gating_func", 2u32);
             writer.put("glm4moe.rope.dimension_count", 16u32);
+        }
+        if self.name == "GptOss" {
+            let yarn = &self.config["rope_parameters"];
+            writer.put("gpt-oss.expert_feed_forward_length", count("intermediate_size").unwrap());
+            writer.put("gpt-oss.attention.sliding_window", count("sliding_window").unwrap());
+            writer.put("gpt-oss.rope.scaling.type", "yarn");
+            writer.put("gpt-oss.rope.scaling.factor", float(&yarn["factor"]));
+            let original = yarn["original_max_position_embeddings"].as_u64().unwrap() as u32;
+            writer.put("gpt-oss.rope.scaling.original_context_length", original);
         }
     }
 
@@ -319,6 +353,9 @@ impl Golden {
         let rest = rest.replace("block_sparse_moe.", "mlp.").replace("router.weight", "gate.weight");
         let (layer, part) = rest.split_once('.').unwrap();
         let blk = |part: &str| format!("blk.{layer}.{part}");
+        if self.name == "GptOss" && part.contains("mlp.experts.") {
+            return experts_of_gpt_oss(layer, part, shape, values);
+        }
         if part == "mlp.experts.gate_up_proj" {
             let (half, rows) = (shape[1] / 2 * shape[2], vec![shape[0], shape[1] / 2, shape[2]]);
             let part =
@@ -336,7 +373,8 @@ impl Golden {
         if part.ends_with("e_score_correction_bias") {
             return vec![(blk("exp_probs_b.bias"), vec![values.len()], values.to_vec())];
         }
-        let ffn_norm = if self.name == "Glm4Moe" { "post_attention_norm" } else { "ffn_norm" };
+        let ffn_norm =
+            if ["Glm4Moe", "GptOss"].contains(&&*self.name) { "post_attention_norm" } else { "ffn_norm" };
         let names = [
             ("input_layernorm", "attn_norm"),
             ("post_attention_layernorm", ffn_norm),
@@ -359,6 +397,8 @@ impl Golden {
             ("self_attn.q_norm", "attn_q_norm"),
             ("self_attn.k_norm", "attn_k_norm"),
             ("mlp.gate", "ffn_gate_inp"),
+            ("mlp.router", "ffn_gate_inp"),
+            ("self_attn.sinks", "attn_sinks.weight"),
             ("mlp.experts.down_proj", "ffn_down_exps.weight"),
             ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
             ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
@@ -392,6 +432,39 @@ impl Golden {
         println!("{}, {what}: relative error {error:.2e}", self.name);
         assert!(error <= class.tolerance(), "{}, {what}: {error}", self.name);
     }
+}
+
+/// Transposes the matrix of each expert.
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let of_expert = |values: &[f32]| {
+        let column = |at: usize| (0..rows).map(move |row| row * columns + at);
+        (0..columns).flat_map(column).map(|at| values[at]).collect::<Vec<f32>>()
+    };
+    values.chunks_exact(rows * columns).flat_map(of_expert).collect()
+}
+
+/// Returns the tensors of a GGUF file that hold weights or biases of the experts of gpt-oss.
+fn experts_of_gpt_oss(
+    layer: &str,
+    part: &str,
+    shape: &[usize],
+    values: &[f32],
+) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let is_bias = part.ends_with("_bias");
+    let end = if is_bias { "bias" } else { "weight" };
+    let name = |part: &str| format!("blk.{layer}.{part}_exps.{end}");
+    let experts = shape[0];
+    let (rows, columns, values) = match shape {
+        [_, columns, rows] => (*rows, *columns, transposed(values, *columns, *rows)),
+        _ => (shape[1], 1, values.to_vec()),
+    };
+    let sizes = |rows: usize| if is_bias { vec![experts, rows] } else { vec![experts, rows, columns] };
+    if part.contains("down_proj") {
+        return vec![(name("ffn_down"), sizes(rows), values)];
+    }
+    let every_second = |first: usize| values.chunks_exact(columns).skip(first).step_by(2).flatten().copied();
+    let parts = ["ffn_gate", "ffn_up"].into_iter().enumerate();
+    parts.map(|(first, part)| (name(part), sizes(rows / 2), every_second(first).collect())).collect()
 }
 
 /// Reorders the rows of each head such that RoPE pairs neighbouring rows instead of the halves of a head.
@@ -492,6 +565,19 @@ fn features_of_mixtures_change_the_logits() {
             gates.for_each(|(_, (_, values))| values.fill(0.0));
             assert!(error(&golden, &tensors) > 1e-3, "gate of the shared expert");
         }
+        if golden.name == "GptOss" {
+            for (end, neutral) in [("sinks", -1e30), ("gate_up_proj_bias", 0.0), ("down_proj_bias", 0.0)] {
+                let mut tensors = tensors.clone();
+                let found = tensors.iter_mut().filter(|(key, _)| key.ends_with(end));
+                found.for_each(|(_, (_, values))| values.fill(neutral));
+                assert!(error(&golden, &tensors) > 1e-2, "{end}");
+            }
+            for (field, other) in [("swiglu_limit", json!(1e9)), ("sliding_window", json!(64))] {
+                let usual = std::mem::replace(&mut golden.config[field], other);
+                assert!(error(&golden, &tensors) > 1e-2, "{field}");
+                golden.config[field] = usual;
+            }
+        }
         // DeepSeek V2 never divides by the sum.
         let flag =
             golden.config["norm_topk_prob"].as_bool().filter(|_| !golden.name.starts_with("DeepseekV2"));
@@ -500,6 +586,67 @@ fn features_of_mixtures_change_the_logits() {
             assert!(error(&golden, &golden.published()) > 1e-3, "{}: sum of the weights", golden.name);
         }
     }
+}
+
+/// Changes the experts of gpt-oss to values that MXFP4 holds. Returns all tensors in the released form: name, type, shape and
+/// bytes.
+fn released_mxfp4(tensors: &mut Tensors) -> Vec<(String, String, Vec<usize>, Vec<u8>)> {
+    let mut stored = Vec::new();
+    for (key, (shape, values)) in tensors {
+        let &[experts, columns, rows] = &shape[..] else {
+            stored.push((key.clone(), "F32".into(), shape.clone(), bytes_of(TensorType::F32, values)));
+            continue;
+        };
+        let blocks = bytes_of(TensorType::MXFP4, &transposed(values, columns, rows));
+        let mut decoded = vec![f32::NAN; values.len()];
+        ragtag_kernels::blocks::dequantise(TensorType::MXFP4, &blocks, &mut decoded).unwrap();
+        *values = transposed(&decoded, rows, columns);
+        let (mut quants, mut scales) = (Vec::new(), Vec::new());
+        for block in blocks.chunks_exact(17) {
+            let quant = |at: usize| block[1 + at % 16] >> (at / 16 * 4) & 15;
+            quants.extend((0..16).map(|at| quant(2 * at) | quant(2 * at + 1) << 4));
+            scales.push(block[0]);
+        }
+        let sizes = vec![experts, rows, columns / 32];
+        stored.push((format!("{key}_blocks"), "U8".into(), [&sizes[..], &[16]].concat(), quants));
+        stored.push((format!("{key}_scales"), "U8".into(), sizes, scales));
+    }
+    stored
+}
+
+#[test]
+fn mxfp4_experts_have_the_values_of_their_blocks() {
+    let mut golden = golden().into_iter().find(|golden| golden.name == "GptOss").unwrap();
+    let stored = released_mxfp4(&mut golden.tensors);
+    let logits = |model: &Model| block_on(engine(model, &setup()).session().logits(&golden.ids)).unwrap();
+    let (_folder, plain) = golden.open(&golden.tensors, TensorType::F32);
+    let expected = logits(&plain);
+    let check = |model: &Model, what: &str| {
+        let error = relative_error(&logits(model), &expected);
+        println!("{what}: relative error {error:.2e}");
+        assert!(error <= NumericsClass::Exact.tolerance(), "{what}: {error}");
+    };
+    check(&golden.open_gguf(TensorType::MXFP4).1, "GGUF");
+    let mut config = golden.config.clone();
+    config["quantization_config"] = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"] });
+    let quantised =
+        Golden { config, tensors: Tensors::new(), name: "GptOss".into(), ids: vec![], logits: vec![] };
+    let folder = quantised.write_bytes(stored.clone());
+    check(&Model::open(folder.path()).unwrap(), "directory");
+    // Damaged directories.
+    let refused = |stored: Vec<_>| {
+        let folder = quantised.write_bytes(stored);
+        Model::open(folder.path()).map(drop).unwrap_err().to_string()
+    };
+    let is_scales = |name: &str| name == "model.layers.1.mlp.experts.down_proj_scales";
+    let lost = refused(stored.iter().filter(|(name, ..)| !is_scales(name)).cloned().collect());
+    assert!(lost.contains("needs model.layers.1.mlp.experts.down_proj_scales"), "{lost}");
+    let mut short = stored;
+    let scales = short.iter_mut().find(|(name, ..)| is_scales(name)).unwrap();
+    scales.2[2] += 1;
+    scales.3.resize(scales.2.iter().product(), 0);
+    let wrong = refused(short);
+    assert!(wrong.contains("down_proj_scales") && wrong.contains("has shape [2, 64, 6]"), "{wrong}");
 }
 
 #[test]
@@ -528,6 +675,25 @@ fn experts_run_on_every_device() {
             let fast = Setup { activations: Activations::Int8, ..setup };
             golden.check(&model, &fast, &format!("{tensor_type} on {label}, int8"));
         }
+    }
+}
+
+/// Checks that attention with sinks does not depend on the rows of a micro-batch: in steps of one token, and in prompts whose
+/// attention is split although they have many rows.
+#[test]
+fn long_prompts_with_sinks_agree_on_every_device() {
+    let golden = golden().into_iter().find(|golden| golden.name == "GptOss").unwrap();
+    let (_folder, model) = golden.open_gguf(TensorType::F32);
+    let ids: Vec<u32> = (0..60).map(|at| (at * 7 + 3) % 40).collect();
+    let logits = |setup: &Setup<'_>| block_on(engine(&model, setup).session().logits(&ids)).unwrap();
+    let expected = logits(&Setup { chunk: 60, ..setup() });
+    let labels = gpus_and(&[POCL, LAVAPIPE]).into_iter().map(|adapter| adapter.label());
+    for (label, chunk) in
+        labels.flat_map(|label| [(label.clone(), 1), (label, 40)]).chain([("cpu".into(), 1)])
+    {
+        let error = relative_error(&logits(&Setup { devices: &label, chunk, ..setup() }), &expected);
+        println!("{label}, chunk {chunk}: relative error {error:.2e}");
+        assert!(error <= NumericsClass::Exact.tolerance(), "{label}, chunk {chunk}: {error}");
     }
 }
 

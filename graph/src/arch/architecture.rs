@@ -30,6 +30,8 @@ pub struct Architecture {
     pub checkpoint_pairing: RopePairing,
     /// Whether `partial_rotary_factor` in `config.json` says which part of a head rotates.
     pub(crate) has_partial_rotation: bool,
+    /// Whether checkpoints hold the matrices of experts transposed, and the rows of gates and up projections in turn.
+    pub(crate) has_transposed_experts: bool,
     /// Fields of `config.json` whose defaults change results, and the values that `transformers` uses for
     /// this class if a field is missing.
     pub(crate) defaults: &'static [(&'static str, Setting)],
@@ -86,6 +88,7 @@ pub(super) const USUAL: Architecture = Architecture {
     gguf_pairing: RopePairing::Halves,
     checkpoint_pairing: RopePairing::Halves,
     has_partial_rotation: false,
+    has_transposed_experts: false,
     defaults: &[EPSILON],
     biases: &[],
     epsilon: "rms_norm_eps",

@@ -3,6 +3,7 @@
 
 use super::architecture::{Architecture, EPSILON, USUAL, kv_heads, sliding_window};
 use super::rope::RopePairing;
+use serde_json::json;
 
 pub(super) static MISTRAL: Architecture = Architecture {
     name: "mistral",
@@ -10,6 +11,12 @@ pub(super) static MISTRAL: Architecture = Architecture {
     multimodal_classes: &["Mistral3ForConditionalGeneration"],
     defaults: &[EPSILON, kv_heads(8), sliding_window(4096)],
     gguf_pairing: RopePairing::Interleaved,
-    read: |keys, h| keys.window(h, 0),
+    read: |keys, h| {
+        if let Some(config) = keys.config() {
+            // The same class wraps other text models.
+            config.refuse("model_type", &[json!("mistral")])?;
+        }
+        keys.window(h, 0)
+    },
     ..USUAL
 };

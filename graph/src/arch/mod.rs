@@ -11,6 +11,7 @@ mod gemma2;
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod granite_moe;
 pub(crate) mod hyperparameters;
@@ -51,7 +52,7 @@ pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unnee
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 27] = [
+pub static ARCHITECTURES: [&Architecture; 28] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -79,6 +80,7 @@ pub static ARCHITECTURES: [&Architecture; 27] = [
     &deepseek2::DEEPSEEK3,
     &deepseek2::GLM4_MOE_LITE,
     &mistral4::MISTRAL4,
+    &gpt_oss::GPT_OSS,
 ];
 
 impl Architecture {
@@ -106,6 +108,17 @@ impl Architecture {
             name: Quoted(class).to_string(),
             known: known.join(", "),
         })
+    }
+
+    /// Returns the architecture of a multimodal model's text part, whose type is `model_type`. A class may wrap several
+    /// architectures. This one is for types that no other has as its name.
+    pub(crate) fn of_text_part(
+        &'static self,
+        class: &str,
+        model_type: Option<&str>,
+    ) -> &'static Architecture {
+        let wraps = |a: &&Architecture| a.multimodal_classes.contains(&class) && Some(a.name) == model_type;
+        ARCHITECTURES.into_iter().find(wraps).unwrap_or(self)
     }
 }
 

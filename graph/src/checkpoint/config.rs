@@ -21,10 +21,11 @@ pub(super) fn read(
 ) -> Result<(&'static Architecture, Hyperparameters, bool), ModelError> {
     let mut config = Fields::read(directory.required(CONFIG)?.as_ref())?;
     let class = class(&config)?.to_owned();
-    let architecture = Architecture::of_class(&class)?;
+    let mut architecture = Architecture::of_class(&class)?;
     Quantization::read(&config)?;
     if architecture.multimodal_classes.contains(&&*class) {
         config = text_part(config)?;
+        architecture = architecture.of_text_part(&class, config.text("model_type")?);
     }
     architecture.defaults.iter().for_each(|(key, value)| config.add_missing(key, (*value).into()));
     let (activation, functions) = architecture.activation;

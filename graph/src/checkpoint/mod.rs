@@ -6,6 +6,7 @@
 
 mod config;
 mod described;
+mod experts;
 pub(crate) mod fields;
 mod files;
 mod index;
@@ -65,11 +66,12 @@ fn tensors(
     }
     index::check(directory, names, &found)?;
     let (shards, quantization) = (sources.clone(), config::quantization(directory)?);
-    let mut quantized = Tensors::new(quantization.as_ref(), &shards, &found);
+    let has_transposed_experts = architecture.has_transposed_experts;
+    let mut quantized = Tensors::new(quantization.as_ref(), has_transposed_experts, &shards, &found);
     let (mut tensors, mut others) = (Vec::new(), Vec::new());
     for tensor in &found {
         let Some(name) = architecture.name_in_text_part(&tensor.name) else { continue };
-        match architecture.name_in_graph(&name) {
+        match architecture.name_in_graph(quantized.stem(&name)) {
             Some(name) => tensors.push(quantized.add(tensor, name, sources)?),
             None if is_unneeded(&name) => {}
             None => others.push(tensor),

@@ -1,5 +1,6 @@
 //! Quantized tensors of a checkpoint: reads `quantization_config`, and pairs tensors with their scales.
 
+use super::experts;
 use super::fields::Fields;
 use super::files::CONFIG;
 use crate::converted::{self, Float8, Packing, Scales, TensorBytes, Ternary};
@@ -18,6 +19,8 @@ pub(super) struct Quantization {
     /// Rows and columns that share a scale, if scales apply to such tiles.
     tile: Option<[u64; 2]>,
     ternary: Option<TernaryForm>,
+    /// Whether experts are MXFP4.
+    is_mxfp4: bool,
 }
 
 /// Form in which a BitNet checkpoint stores its linear layers.
@@ -39,7 +42,7 @@ impl Quantization {
     pub(super) fn read(config: &Fields) -> Result<Option<Self>, ModelError> {
         const KEY: &str = "quantization_config";
         let Some(fields) = config.object(KEY)? else { return Ok(None) };
-        let mut ternary = None;
+        let (mut ternary, mut is_mxfp4) = (None, false);
         let tile = match fields.text("quant_method")? {
             None => return config.refuse(KEY, &[]).map(|()| None),
             Some("fp8") => {
@@ -61,16 +64,20 @@ impl Quantization {
                 ternary = Some(TernaryForm::read(&fields)?);
                 None
             }
+            Some("mxfp4") => {
+                is_mxfp4 = true;
+                None
+            }
             Some(other) => {
                 let what = format!(
-                    "{} = \"{}\" (supported are fp8, compressed-tensors with 8-bit floats, and bitnet)",
+                    "{} = \"{}\" (supported are fp8, compressed-tensors with 8-bit floats, mxfp4, and bitnet)",
                     fields.in_file("quant_method"),
                     Quoted(other)
                 );
                 return Err(ModelError::Unsupported { what });
             }
         };
-        Ok(Some(Quantization { tile, ternary }))
+        Ok(Some(Quantization { tile, ternary, is_mxfp4 }))
     }
 }
 
@@ -116,6 +123,8 @@ fn tile(fields: &Fields, key: &str) -> Result<Option<[u64; 2]>, ModelError> {
 pub(super) struct Tensors<'a> {
     all: HashMap<&'a str, &'a Stored>,
     quantization: Quantization,
+    /// Whether the matrices of experts are transposed.
+    has_transposed_experts: bool,
     files: &'a [Arc<dyn Source>],
     /// Names of the tensors that belong to another one.
     used: HashSet<String>,
@@ -124,11 +133,24 @@ pub(super) struct Tensors<'a> {
 impl<'a> Tensors<'a> {
     pub(super) fn new(
         quantization: Option<&Quantization>,
+        has_transposed_experts: bool,
         files: &'a [Arc<dyn Source>],
         tensors: &'a [Stored],
     ) -> Self {
         let all = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        Tensors { all, quantization: quantization.cloned().unwrap_or_default(), files, used: HashSet::new() }
+        let quantization = quantization.cloned().unwrap_or_default();
+        Tensors { all, quantization, has_transposed_experts, files, used: HashSet::new() }
+    }
+
+    /// Returns the name of the tensor to which a tensor with quants belongs. The name of any other tensor stays.
+    pub(super) fn stem<'n>(&self, name: &'n str) -> &'n str {
+        if self.quantization.is_mxfp4 { experts::stem(name) } else { name }
+    }
+
+    /// Returns the tensor called `name`, and notes that it belongs to another one.
+    pub(super) fn take(&mut self, name: &str) -> Option<&'a Stored> {
+        self.used.insert(name.to_owned());
+        self.all.get(name).copied()
     }
 
     /// Returns whether the tensor called `name` belongs to a tensor that [`Tensors::add`] has added.
@@ -153,18 +175,26 @@ impl<'a> Tensors<'a> {
                 self.ternary(tensor, name, sources, Packing::Rounded(tensor_type))
             }
             Dtype::Values(tensor_type) => {
+                if self.has_transposed_experts
+                    && let Some(added) = self.reordered(tensor, tensor_type, &name, sources)
+                {
+                    return added;
+                }
                 Ok(TensorInfo { name, tensor_type, shape: shape.clone(), shard, offset, bytes })
             }
             Dtype::F8E4M3 => self.float8(tensor, name, sources),
+            Dtype::U8 if self.quantization.is_mxfp4 && self.has_transposed_experts => {
+                self.mxfp4(tensor, name, sources)
+            }
             Dtype::U8 => self.ternary(tensor, name, sources, Packing::Rows),
         }
     }
 
-    fn place(&self, tensor: &Stored) -> TensorBytes {
+    pub(super) fn place(&self, tensor: &Stored) -> TensorBytes {
         TensorBytes { source: self.files[tensor.shard].clone(), offset: tensor.offset, bytes: tensor.bytes }
     }
 
-    fn invalid(&self, tensor: &Stored, cause: String) -> ModelError {
+    pub(super) fn invalid(&self, tensor: &Stored, cause: String) -> ModelError {
         let file = self.files[tensor.shard].name().to_owned();
         let what = format!("tensor {}", Quoted(&tensor.name));
         FormatError::Invalid { file, at: tensor.offset, what, cause }.into()
@@ -194,8 +224,8 @@ impl<'a> Tensors<'a> {
                 let Some(form) = self.quantization.ternary.filter(|form| *form != TernaryForm::Rounded)
                 else {
                     let cause = format!(
-                        "is U8, which only BitNet checkpoints with packed weights can contain \
-                         (quantization_config in {CONFIG})"
+                        "is U8, which only BitNet checkpoints with packed weights and MXFP4 checkpoints of gpt-oss \
+                         can contain (quantization_config in {CONFIG})"
                     );
                     return Err(self.invalid(tensor, cause));
                 };

@@ -16,6 +16,8 @@ mod caches;
 mod crossing;
 mod emit;
 mod storage;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use buffers::weight_buffers;
 

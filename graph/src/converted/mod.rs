@@ -2,6 +2,7 @@
 //! [`Converted`] source makes the blocks whenever they are read, so the rest of the program sees a tensor of
 //! an ordinary type.
 
+mod experts;
 mod float8;
 mod latent;
 mod lookup;
@@ -11,6 +12,7 @@ mod tests;
 mod two_bits;
 mod widened;
 
+pub(crate) use experts::{ExpertRows, Mxfp4, PartedBiases, Transposed};
 pub(crate) use float8::{Float8, Scales};
 pub(crate) use latent::split_latents;
 pub(crate) use lookup::{Lookup, Table, bytes as lookup_bytes};

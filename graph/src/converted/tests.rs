@@ -1,4 +1,4 @@
-//! Tests with ternary weights and weights of two bits. `checkpoint/tests.rs` tests 8-bit floats.
+//! Tests with ternary weights, weights of two bits, and experts. `checkpoint/tests.rs` tests 8-bit floats.
 
 use super::lookup::Tiles;
 use super::*;
@@ -268,5 +268,112 @@ fn weights_of_two_bits_keep_their_values() {
     for bits in [0x7c00u16, 0x7e00, 0, 0xb800] {
         let error = read(with_scales(&|_| bits.to_le_bytes()), true).unwrap_err().to_string();
         assert!(error.contains("of a block is not finite and positive"), "{error}");
+    }
+}
+
+/// Adds a tensor. Checks that any part of it has the bytes of the whole, and returns the values.
+fn read_in_parts(shape: Vec<u64>, conversion: impl Conversion) -> Vec<f32> {
+    let mut sources = Vec::new();
+    let count: u64 = shape.iter().product();
+    let info = add(&mut sources, "t".into(), shape, conversion).unwrap();
+    let source = &sources[info.shard];
+    let whole = source.range(0..info.bytes).unwrap().into_owned();
+    let third = info.bytes / 3;
+    for (start, end) in [(0, 1), (3, 30), (17, 34), (34, info.bytes), (third, 2 * third)] {
+        let part = source.range(start..end).unwrap();
+        assert!(*part == whole[start as usize..end as usize], "bytes {start} to {end}");
+    }
+    let mut values = vec![f32::NAN; count as usize];
+    dequantise(info.tensor_type, &whole, &mut values).unwrap();
+    values
+}
+
+/// Returns the value of a row in the order of products, and a column, of an expert with `rows` rows.
+fn of_expert(expert: usize, row: usize, column: usize) -> f32 {
+    ((expert * 31 + row * 7 + column * 3) % 50) as f32 - 20.0
+}
+
+/// Returns the place of a row among the rows of its expert in the file.
+fn in_file(row: usize, rows: usize, parts: usize) -> usize {
+    row % (rows / parts) * parts + row / (rows / parts)
+}
+
+#[test]
+fn experts_are_read_in_the_order_of_products() {
+    let (experts, rows, columns) = (3, 6, 64);
+    for parts in [1, 2, 3] {
+        let order = ExpertRows { rows: rows as u64, parts: parts as u64 };
+        let mut file = vec![0.0; experts * rows * columns];
+        let mut biases = vec![0.0; experts * rows];
+        let mut expected = Vec::new();
+        for (expert, row) in (0..experts).flat_map(|expert| (0..rows).map(move |row| (expert, row))) {
+            let place = in_file(row, rows, parts);
+            biases[expert * rows + place] = of_expert(expert, row, 0);
+            for column in 0..columns {
+                let value = of_expert(expert, row, column);
+                file[(expert * columns + column) * rows + place] = value;
+                expected.push(value);
+            }
+        }
+        for tensor_type in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+            let stored = |values: &[f32]| {
+                let mut bytes = vec![0; values.len() * tensor_type.block_bytes()];
+                quantise(tensor_type, values, &mut bytes).unwrap();
+                place(bytes)
+            };
+            let matrices =
+                Transposed { tensor_type, columns: columns as u64, rows: order, values: stored(&file) };
+            let shape = vec![columns as u64, rows as u64, experts as u64];
+            assert_eq!(read_in_parts(shape, matrices), expected, "{tensor_type}, {parts} parts");
+            let (experts, values) = (experts as u64, stored(&biases));
+            let parted = PartedBiases { tensor_type, experts, rows: order, values };
+            let shape = vec![(rows / parts) as u64, experts, parts as u64];
+            let found = read_in_parts(shape, parted);
+            let of_parts = (0..parts).flat_map(|part| (0..3).map(move |expert| (part, expert)));
+            let rows_of = |(part, expert): (usize, usize)| {
+                (0..rows / parts).map(move |row| of_expert(expert, part * (rows / parts) + row, 0))
+            };
+            assert_eq!(
+                found,
+                of_parts.flat_map(rows_of).collect::<Vec<f32>>(),
+                "{tensor_type}, {parts} parts"
+            );
+        }
+    }
+}
+
+#[test]
+fn mxfp4_blocks_keep_their_values() {
+    let (experts, rows, columns) = (2, 4, 64);
+    let blocks = experts * rows * columns / 32;
+    let quants: Vec<u8> = (0..blocks * 16).map(|at| (at * 37 % 251) as u8).collect();
+    let scales: Vec<u8> = (0..blocks).map(|at| 120 + (at * 5 % 13) as u8).collect();
+    let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0f32];
+    let value = |at: usize| {
+        let quant = quants[at / 2] >> (at % 2 * 4) & 15;
+        let sign = if quant < 8 { 1.0 } else { -1.0 };
+        sign * values[usize::from(quant % 8)] * 2f32.powi(i32::from(scales[at / 32]) - 127)
+    };
+    for parts in [1, 2] {
+        let mxfp4 = |scales: Vec<u8>| Mxfp4 {
+            tensor: "t".into(),
+            columns: columns as u64,
+            rows: ExpertRows { rows: rows as u64, parts: parts as u64 },
+            quants: place(quants.clone()),
+            scales: place(scales),
+        };
+        let shape = vec![columns as u64, rows as u64, experts as u64];
+        let found = read_in_parts(shape.clone(), mxfp4(scales.clone()));
+        for (at, found) in found.into_iter().enumerate() {
+            let (row, column) = (at / columns, at % columns);
+            let from = row / rows * rows + in_file(row % rows, rows, parts);
+            assert_eq!(found, value(from * columns + column), "{parts} parts, value {at}");
+        }
+        let mut spoiled = scales.clone();
+        spoiled[3] = 255;
+        let mut sources = Vec::new();
+        let info = add(&mut sources, "t".into(), shape, mxfp4(spoiled)).unwrap();
+        let error = sources[0].range(0..info.bytes).unwrap_err().to_string();
+        assert!(error.contains("a scale is NaN"), "{error}");
     }
 }

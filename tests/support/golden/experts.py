@@ -20,6 +20,7 @@ def yarn(**more):
     return dict(dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16), **more)
 
 
+YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16)
 MODELS = {
     "Mixtral": (dict(num_local_experts=4), {}),
     "Qwen2Moe": (
@@ -73,16 +74,27 @@ MODELS = {
              rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.5)),
         {"renormalisation": dict(norm_topk_prob=False), "shared_experts.down_proj.weight": 0.0,
          "growth": dict(rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.0))}),
+    "GptOss": (
+        dict(num_local_experts=6, intermediate_size=32, head_dim=32, sliding_window=3, rope_parameters=YARN),
+        {"sinks": -1e30, "window": dict(sliding_window=64), "limit": dict(swiglu_limit=1e9), "factor in the gate": dict(swiglu_alpha=1.0),
+         "router.bias": 0.0, "gate_up_proj_bias": 0.0, "down_proj_bias": 0.0, "q_proj.bias": 0.0, "o_proj.bias": 0.0,
+         "scaling": dict(rope_parameters=dict(rope_type="default", rope_theta=150000.0)), "rounding": dict(rope_parameters={**YARN, "truncate": True})}),
 }
-ROUTERS = ("mlp.gate.weight", "router.layer.weight", "block_sparse_moe.router.weight")
+ROUTERS = ("mlp.gate.weight", "router.layer.weight", "router.weight")
+# Divisors of the weights of gpt-oss: its limits need large gates, and its sinks scores that differ.
+GPT_OSS = {
+    "sinks": 64, "gate_up_proj": 64, "gate_up_proj_bias": 64, "experts.down_proj": 8192, "q_proj.weight": 4096, "k_proj.weight": 4096, "q_proj.bias": 128}
 
 
-def weight(tensor, at, key):
+def weight(name, tensor, at, key):
     value = ((at + 1) * 7919 + (tensor + 1) * 104729) % 65537 % 257 - 128
     if key.endswith("norm.weight"):
         return 1 + value // 2 / 128
     if key.endswith("e_score_correction_bias"):
         return value / 256
+    for end, divisor in GPT_OSS.items() if name == "GptOss" else ():
+        if key.endswith(end):
+            return value / divisor
     return value / (128 if key.endswith(ROUTERS) else 512)
 
 
@@ -95,7 +107,7 @@ def build(name, changes, neutral=None):
     weights = model.state_dict()
     with torch.no_grad():
         for tensor, key in enumerate(sorted(weights)):
-            values = torch.tensor([weight(tensor, at, key) for at in range(weights[key].numel())], dtype=torch.float64)
+            values = torch.tensor([weight(name, tensor, at, key) for at in range(weights[key].numel())], dtype=torch.float64)
             if neutral and key.endswith(neutral[0]):
                 values.fill_(neutral[1])
             weights[key].copy_(values.view(weights[key].shape))
@@ -120,6 +132,8 @@ def run(model, prompts):
 
         def hook(gate, inputs, _, block=block):
             logits = inputs[0].reshape(-1, gate.weight.shape[1]) @ gate.weight.T
+            if "GptOss" in type(model).__name__:
+                logits = logits + gate.bias
             bias = next((b for name, b in [*block.named_buffers(), *block.named_parameters()] if name.endswith("e_score_correction_bias")), None)
             if bias is not None:
                 logits = (logits.softmax(-1) if "Ernie" in type(model).__name__ else logits.sigmoid()) + bias
