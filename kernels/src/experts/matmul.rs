@@ -31,8 +31,8 @@
 //! Each variant has a fixed order of summation, so the columns of an assignment depend, bit for bit, only on its x and
 //! its expert.
 //!
-//! Variants with f16 activations decode quantised weights to f16 for matrix units. Variants with f16 or int8 activations
-//! exist only for devices on which they are faster, and for launches with enough rows.
+//! Variants with f16 activations multiply f16 values on matrix units, to which they decode other weights. Variants with
+//! f16 or int8 activations exist only for devices on which they are faster, and for launches with enough rows.
 
 use super::route::MAX_USED;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, product, strided, words};
@@ -41,7 +41,7 @@ use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::{GROUP_ROWS, Layout, Resident};
 use crate::types::each_type;
-use crate::{half_rows, quantize};
+use crate::{half_rows, matmul, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of constants.
@@ -52,7 +52,8 @@ macro_rules! abis {
         /// Returns the binary interface for weights of `tensor_type` in `layout`, and for `activations`.
         pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
             match (tensor_type, layout, activations) {
-                $((TensorType::$name, _, Activations::F16) => abi!($name, Rows16, F16),
+                $((TensorType::$name, Layout::Rows16, Activations::F16) => abi!($name, Rows16, F16),
+                (TensorType::$name, Layout::RowMajor, Activations::F16) => abi!($name, RowMajor, F16),
                 (TensorType::$name, _, Activations::Int8) => abi!($name, Rows16, Int8),
                 (TensorType::$name, Layout::Rows16, _) => abi!($name, Rows16, F32),
                 (TensorType::$name, Layout::RowMajor, _) => abi!($name, RowMajor, F32),)*
@@ -159,7 +160,8 @@ impl Spec for ExpertMatMul {
     fn exists(&self) -> bool {
         match self.1 {
             Activations::F32 => true,
-            Activations::Int8 | Activations::F16 => self.0.has_integer_quants(),
+            Activations::Int8 => self.0.has_integer_quants(),
+            Activations::F16 => matmul::takes(self.0, Activations::F16),
         }
     }
 
@@ -169,6 +171,7 @@ impl Spec for ExpertMatMul {
 
     fn accuracy(&self) -> Accuracy {
         match self.1 {
+            Activations::F16 if self.0.block_values() == 1 => Accuracy::fast(5e-6),
             // Weights are rounded to f16.
             Activations::F16 => Accuracy::fast(6e-4),
             Activations::Int8 => Accuracy::fast(2e-6),

@@ -1,5 +1,5 @@
-// Products of f16 activations with the quantised weights of their experts on matrix units, on compute capability 8.0. Warps
-// decode the weights on their way to the units: no launch writes dequantised weights to memory.
+// Products of f16 activations with the weights of their experts on matrix units, on compute capability 8.0. Warps decode
+// quantised weights on their way to the units: no launch writes dequantised weights to memory.
 //
 // A work group takes TILE_ROWS rows of weights of one expert, and finds the assignments to it. It computes up to 64 of these at
 // a time: each warp multiplies GROUPS groups of 16 rows of weights with all of them. Copies bring the next columns meanwhile:
@@ -96,22 +96,11 @@ FN Share share_of(const uchar *weights, uint n, uint k, uint first_row, uint exp
     return share;
 }
 
-// Starts the copies of a chunk of the warp's groups. Its sections stand in a stage as those of a group of CHUNK columns.
+// Starts the copies of a chunk of the warp's groups.
 FN void copy_weights(uint to, const Share *share, uint k, uint column) {
-    uint columns = min((uint)CHUNK, k - column);
     #pragma unroll
     for (uint i = 0; i < GROUPS; i++) {
-        if (!share->has[i]) continue;
-        const uchar *section = share->groups[i];
-        uint at = to + i * STAGE;
-        #pragma unroll
-        for (uint s = 0; s < SECTIONS; s++) {
-            const uchar *from = section + column / 32 * SECTION_BYTES(s) / 8;
-            #pragma unroll 1
-            for (uint b = ITEM % 32 * 16; b < columns * SECTION_BYTES(s) / 256; b += 512) copy16(at + b, from + b, 16);
-            at += CHUNK * SECTION_BYTES(s) / 256;
-            section += k / 32 * SECTION_BYTES(s) / 8;
-        }
+        if (share->has[i]) copy_chunk(to + i * STAGE, share->groups[i], k, column);
     }
 }
 
@@ -250,7 +239,7 @@ FN uint multiply(
     return chunk;
 }
 
-// Three work groups fit a multiprocessor.
+// Registers suffice for three work groups of a multiprocessor.
 extern "C" __global__ void __launch_bounds__(ITEMS, 3) expert_matmul_units(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL uint4 *RESTRICT x,
     const GLOBAL uint *RESTRICT route, GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint first_row,

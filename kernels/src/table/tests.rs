@@ -99,7 +99,7 @@ fn experts_of_many_rows_use_nvidia_matrix_units() {
     for (features, name) in [(&features[..], Some("cuda-sm80-units")), (&features[..2], None)] {
         let caps = gpu(KernelLanguage::CudaC, 1024, 163 << 10);
         let caps = Caps { features: features.iter().copied().collect(), ..caps };
-        for tensor_type in [TensorType::Q4_K, TensorType::Q8_0, TensorType::MXFP4] {
+        for tensor_type in [TensorType::Q4_K, TensorType::MXFP4, TensorType::F16, TensorType::BF16] {
             let kernel = Kernel::ExpertMatMul(tensor_type, Activations::F16);
             let found = [8, 9, 2048].map(|rows| preferred(kernel, &caps, rows).map(|v| v.name));
             assert_eq!(found, [None, name, name], "{kernel}");
