@@ -29,10 +29,13 @@ pub enum Preset {
     /// weights
     #[value(name = "30b-a3b")]
     B30A3,
-    /// 15.8 billion weights nearly in the shape of a well-known small model with latent attention and 64 experts: each
-    /// token uses 6 experts and 2.6 billion weights
+    /// 16.2 billion weights nearly in the shape of a well-known small model with latent attention and 64 experts: each
+    /// token uses 6 experts and 2.7 billion weights
     #[value(name = "deepseek-v2-lite")]
     DeepseekV2Lite,
+    /// 20.9 billion weights in the shape of gpt-oss-20b, with 32 experts: each token uses 4 experts and 3.6 billion weights
+    #[value(name = "gpt-oss-20b")]
+    GptOss20,
 }
 
 /// Architecture of a synthetic model.
@@ -47,6 +50,9 @@ pub enum Architecture {
     Qwen3Moe,
     /// DeepSeek V2 without a latent of the queries, with experts in all blocks
     Deepseek2,
+    /// gpt-oss, whose matrices other than experts are Q8_0 if the experts are MXFP4
+    #[value(name = "gpt-oss")]
+    GptOss,
 }
 
 /// Values of the latent of synthetic models, dimensions of a head that rotate, and networks of the size of an expert that all
@@ -114,18 +120,25 @@ impl Preset {
             Preset::B1A03 => (16, 1024, 16, 4, 512, 32000, 4096),
             Preset::B30A3 => (48, 2048, 32, 4, 768, 151_936, 32768),
             Preset::DeepseekV2Lite => (27, 2048, 16, 1, 1408, 102_400, 32768),
+            Preset::GptOss20 => (24, 2880, 64, 8, 2880, 201_088, 131_072),
         };
         let (experts, used_experts) = match self {
-            Preset::B1A03 => (32, 4),
+            Preset::B1A03 | Preset::GptOss20 => (32, 4),
             Preset::B30A3 => (128, 8),
             Preset::DeepseekV2Lite => (64, 6),
             _ => (0, 0),
         };
-        let (architecture, head_width) = match self {
-            Preset::DeepseekV2Lite => (Architecture::Deepseek2, 192),
-            Preset::B30A3 => (Architecture::Qwen3Moe, 128),
-            _ if experts > 0 => (Architecture::Qwen3Moe, width / heads),
-            _ => (Architecture::Llama, width / heads),
+        let architecture = match self {
+            Preset::DeepseekV2Lite => Architecture::Deepseek2,
+            Preset::GptOss20 => Architecture::GptOss,
+            _ if experts > 0 => Architecture::Qwen3Moe,
+            _ => Architecture::Llama,
+        };
+        let head_width = match self {
+            Preset::DeepseekV2Lite => 192,
+            Preset::B30A3 => 128,
+            Preset::GptOss20 => 64,
+            _ => width / heads,
         };
         let tensor_type = TensorType::Q8_0;
         Shape {
@@ -152,7 +165,13 @@ impl Architecture {
             Architecture::Bitnet => "bitnet",
             Architecture::Qwen3Moe => "qwen3moe",
             Architecture::Deepseek2 => "deepseek2",
+            Architecture::GptOss => "gpt-oss",
         }
+    }
+
+    /// Returns whether models of this architecture are mixtures of experts.
+    fn has_experts(self) -> bool {
+        matches!(self, Architecture::Qwen3Moe | Architecture::Deepseek2 | Architecture::GptOss)
     }
 }
 
@@ -192,6 +211,12 @@ impl Shape {
         for (key, number) in numbers {
             header.put(&format!("{arch}.{key}"), number);
         }
+        if self.architecture == Architecture::GptOss {
+            header.put("gpt-oss.attention.sliding_window", 128u32);
+            header.put("gpt-oss.rope.scaling.type", "yarn");
+            header.put("gpt-oss.rope.scaling.factor", 32f32);
+            header.put("gpt-oss.rope.scaling.original_context_length", 4096u32);
+        }
         header.put(&format!("{arch}.rope.freq_base"), 10000f32);
         header.put(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     }
@@ -206,7 +231,7 @@ impl Shape {
         let bitnet = self.architecture == Architecture::Bitnet;
         // Ternary embeddings are useless, and no real file has them.
         let ternary = matches!(self.tensor_type, TensorType::TQ1_0 | TensorType::TQ2_0);
-        let embedding = if ternary { TensorType::F16 } else { self.tensor_type };
+        let embedding = if ternary { TensorType::F16 } else { self.dense_type() };
         let vocabulary = u64::from(self.vocabulary);
         let mut tensors = vec![matrix("token_embd.weight".into(), embedding, width, vocabulary, 1.0)?];
         for layer in 0..self.layers {
@@ -219,11 +244,17 @@ impl Shape {
         Ok(tensors)
     }
 
+    /// Returns the type of the matrices other than experts.
+    pub(crate) fn dense_type(&self) -> TensorType {
+        let is_released = self.architecture == Architecture::GptOss && self.tensor_type == TensorType::MXFP4;
+        if is_released { TensorType::Q8_0 } else { self.tensor_type }
+    }
+
     fn layer(&self, layer: u32, bitnet: bool, tensors: &mut Vec<Tensor>) -> Result<(), String> {
         let (width, ffn, head) = (u64::from(self.width), u64::from(self.ffn), u64::from(self.head_width));
         let (mut q_width, kv_width) = (head * u64::from(self.heads), head * u64::from(self.kv_heads));
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
-        let kind = self.tensor_type;
+        let kind = self.dense_type();
         // Matrices that add to the residual stream get smaller weights, scaled by the number of additions.
         let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
         tensors.push(norm(name("attn_norm"), width));
@@ -242,7 +273,11 @@ impl Shape {
             tensors.extend(["attn_q_norm", "attn_k_norm"].map(|part| norm(name(part), head)));
         }
         tensors.push(matrix(name("attn_output"), kind, q_width, width, residual)?);
-        tensors.push(norm(name("ffn_norm"), width));
+        let is_gpt_oss = self.architecture == Architecture::GptOss;
+        if is_gpt_oss {
+            self.extras_of_gpt_oss(layer, tensors);
+        }
+        tensors.push(norm(name(if is_gpt_oss { "post_attention_norm" } else { "ffn_norm" }), width));
         if self.experts > 0 {
             let count = u64::from(self.experts);
             // Logits of a router differ by more than those of a trained head.
@@ -252,7 +287,7 @@ impl Shape {
                 ("ffn_up_exps", width, ffn, 1.0),
                 ("ffn_down_exps", ffn, width, residual),
             ] {
-                tensors.push(matrices(name(part), kind, [columns, rows, count], gain)?);
+                tensors.push(matrices(name(part), self.tensor_type, [columns, rows, count], gain)?);
             }
             if self.architecture == Architecture::Deepseek2 {
                 let shared = u64::from(SHARED) * ffn;
@@ -284,6 +319,28 @@ impl Shape {
         ])
     }
 
+    /// Adds the biases and sinks of a layer of gpt-oss.
+    fn extras_of_gpt_oss(&self, layer: u32, tensors: &mut Vec<Tensor>) {
+        let (width, ffn, experts) = (u64::from(self.width), u64::from(self.ffn), u64::from(self.experts));
+        let heads = [self.heads, self.kv_heads].map(u64::from);
+        let [q_width, kv_width] = heads.map(|heads| heads * u64::from(self.head_width));
+        for (part, shape) in [
+            ("attn_q.bias", vec![q_width]),
+            ("attn_k.bias", vec![kv_width]),
+            ("attn_v.bias", vec![kv_width]),
+            ("attn_output.bias", vec![width]),
+            ("attn_sinks.weight", vec![heads[0]]),
+            ("ffn_gate_inp.bias", vec![experts]),
+            ("ffn_gate_exps.bias", vec![ffn, experts]),
+            ("ffn_up_exps.bias", vec![ffn, experts]),
+            ("ffn_down_exps.bias", vec![width, experts]),
+        ] {
+            let (name, bytes) = (format!("blk.{layer}.{part}"), shape.iter().product::<u64>() * 4);
+            let values_like = Values::Random { deviation: 0.02 };
+            tensors.push(Tensor { name, tensor_type: TensorType::F32, shape, bytes, values_like });
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         let Shape { layers, width, heads, kv_heads, head_width, ffn, context, .. } = *self;
         if [layers, width, heads, kv_heads, ffn, context].contains(&0) {
@@ -292,9 +349,10 @@ impl Shape {
         if !head_width.is_multiple_of(2) || head_width == 0 {
             return Err(format!("width {width} cannot be split into {heads} heads of an even width"));
         }
-        let is_mixture = matches!(self.architecture, Architecture::Qwen3Moe | Architecture::Deepseek2);
-        if is_mixture != (self.experts > 0) {
-            return Err("qwen3moe and deepseek2 need experts, and other architectures have none".into());
+        if self.architecture.has_experts() != (self.experts > 0) {
+            return Err(
+                "qwen3moe, deepseek2 and gpt-oss need experts, and other architectures have none".into()
+            );
         }
         if self.architecture == Architecture::Deepseek2 && head_width <= ROTATING {
             return Err(format!("heads of deepseek2 need more than {ROTATING} dimensions"));

@@ -16,17 +16,16 @@ fn made(shape: &Shape, seed: u64) -> (Vec<u8>, ModelFile) {
 
 fn tiny(architecture: Architecture, tensor_type: TensorType) -> Shape {
     let base = Preset::Tiny.shape();
-    let is_latent = architecture == Architecture::Deepseek2;
-    let experts = if is_latent || architecture == Architecture::Qwen3Moe { 4 } else { 0 };
-    let head_width = if is_latent { 128 } else { base.head_width };
+    let experts = if [Architecture::Llama, Architecture::Bitnet].contains(&architecture) { 0 } else { 4 };
+    let head_width = if architecture == Architecture::Deepseek2 { 128 } else { base.head_width };
     Shape { architecture, tensor_type, experts, used_experts: experts / 2, head_width, ..base }
 }
 
 #[test]
 fn every_type_and_architecture_opens_with_the_declared_tensors() {
     for tensor_type in TensorType::in_gguf() {
-        let mixtures = [Architecture::Qwen3Moe, Architecture::Deepseek2];
-        for architecture in [Architecture::Llama, Architecture::Bitnet].into_iter().chain(mixtures) {
+        use Architecture::{Bitnet, Deepseek2, GptOss, Llama, Qwen3Moe};
+        for architecture in [Llama, Bitnet, Qwen3Moe, Deepseek2, GptOss] {
             let shape = tiny(architecture, tensor_type);
             let (_, model) = made(&shape, 1);
             let tensors = shape.tensors().unwrap();
@@ -40,7 +39,7 @@ fn every_type_and_architecture_opens_with_the_declared_tensors() {
             let bitnet = architecture == Architecture::Bitnet;
             assert_eq!(model.weights.tensor("output.weight").is_none(), bitnet);
             assert_eq!(model.weights.tensor("blk.1.ffn_sub_norm.weight").is_some(), bitnet);
-            assert_eq!(model.weights.tensor("blk.0.attn_q.weight").unwrap().tensor_type, tensor_type);
+            assert_eq!(model.weights.tensor("blk.0.attn_q.weight").unwrap().tensor_type, shape.dense_type());
             let ones = model.weights.bytes(model.weights.tensor("output_norm.weight").unwrap()).unwrap();
             assert!(ones.chunks(4).all(|one| one == 1f32.to_le_bytes()));
         }
@@ -112,7 +111,7 @@ fn impossible_shapes_are_refused() {
     let base = Preset::Tiny.shape();
     let fails = |shape: Shape| shape.tensors().unwrap_err();
     assert!(fails(Shape { head_width: 3, ..base.clone() }).contains("heads of an even width"));
-    assert!(fails(Shape { experts: 4, used_experts: 2, ..base.clone() }).contains("need experts"));
+    assert!(fails(Shape { experts: 4, used_experts: 2, ..base.clone() }).contains("gpt-oss need experts"));
     let mixture = tiny(Architecture::Qwen3Moe, TensorType::Q8_0);
     assert!(fails(Shape { used_experts: 5, ..mixture }).contains("5 of 4 experts"));
     assert!(fails(Shape { kv_heads: 3, ..base.clone() }).contains("share 3 kv-heads"));
@@ -123,8 +122,12 @@ fn impossible_shapes_are_refused() {
 
 #[test]
 fn presets_have_the_sizes_in_their_names() {
-    let latent = (Preset::DeepseekV2Lite, 15_700..15_900);
-    for (preset, millions) in [(Preset::M300, 290..310), (Preset::B1_1, 1090..1110), latent] {
+    for (preset, millions) in [
+        (Preset::M300, 290..310),
+        (Preset::B1_1, 1090..1110),
+        (Preset::DeepseekV2Lite, 16_150..16_250),
+        (Preset::GptOss20, 20_850..20_950),
+    ] {
         let tensors = preset.shape().tensors().unwrap();
         let values: u64 = tensors.iter().map(Tensor::values).sum();
         assert!(millions.contains(&(values / 1_000_000)), "{preset:?}: {values}");
