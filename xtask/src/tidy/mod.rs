@@ -106,11 +106,18 @@ fn tracked(root: &Path) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-/// Reads all files. Returns their total size in bytes, and the texts of the files that are valid UTF-8.
+/// Reads all files. Returns their total size in bytes, and the texts of the files that are valid UTF-8. A link counts
+/// with the length of its target's path.
 fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<TextFile>), String> {
     let (mut bytes, mut texts) = (0, Vec::new());
     for path in paths {
-        let content = std::fs::read(root.join(path)).map_err(|e| format!("{path}: {e}"))?;
+        let failed = |cause: std::io::Error| format!("{path}: {cause}");
+        let found = std::fs::symlink_metadata(root.join(path)).map_err(failed)?;
+        if found.is_symlink() {
+            bytes += found.len();
+            continue;
+        }
+        let content = std::fs::read(root.join(path)).map_err(failed)?;
         bytes += content.len() as u64;
         if let Ok(text) = String::from_utf8(content) {
             texts.push(TextFile { path: path.clone(), text });
