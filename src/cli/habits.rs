@@ -11,8 +11,11 @@ const CHAT: &str = "use ragtag chat, or ragtag run --chat";
 const DOWNLOADS: &str = "Ragtag downloads nothing; give a .gguf file or a directory with safetensors";
 
 /// Options of other programs, each with the words that replace it.
-const OPTIONS: [(&[&str], &str); 20] = [
-    (&["-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu", "-ot", "--override-tensor"], PLACEMENT),
+const OPTIONS: [(&[&str], &str); 23] = [
+    (&["-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu"], PLACEMENT),
+    (&["-ot"], "use --override-tensor"),
+    (&["-cmoe"], "use --cpu-moe"),
+    (&["-ncmoe"], "use --n-cpu-moe"),
     (&["-ts", "--tensor-split", "-sm", "--split-mode"], "use --split, for example 0-5=cuda:0,6-13=cpu:0"),
     (&["-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size"], PLACEMENT),
     (&["-mg", "--main-gpu", "-dev"], "use --device, for example --device cuda:0"),

@@ -629,8 +629,14 @@ fn mxfp4_experts_have_the_values_of_their_blocks() {
     check(&golden.open_gguf(TensorType::MXFP4).1, "GGUF");
     let mut config = golden.config.clone();
     config["quantization_config"] = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"] });
-    let quantised =
-        Golden { config, tensors: Tensors::new(), name: "GptOss".into(), ids: vec![], logits: vec![] };
+    let quantised = Golden {
+        config,
+        tensors: Tensors::new(),
+        name: "GptOss".into(),
+        ids: vec![],
+        logits: vec![],
+        has_older_form: false,
+    };
     let folder = quantised.write_bytes(stored.clone());
     check(&Model::open(folder.path()).unwrap(), "directory");
     // Damaged directories.
