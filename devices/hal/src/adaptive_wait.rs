@@ -64,11 +64,6 @@ impl Anticipation {
         if has_spare_cores() { Self::lingering(linger) } else { Self::default() }
     }
 
-    /// Returns a policy that spins for `linger` before it first parks and makes no predictions.
-    pub fn brief(linger: Duration) -> Self {
-        Self { linger, history: None }
-    }
-
     /// Calls `take` until it finds the item. Returns `None` if the item will never arrive.
     pub fn wait<T>(&mut self, mut take: impl FnMut(Turn) -> Awaited<T>) -> Option<T> {
         let start = Instant::now();
@@ -213,7 +208,7 @@ mod tests {
     #[test]
     fn a_channel_is_received_from_until_it_is_closed() {
         for mut policy in
-            [Anticipation::default(), Anticipation::brief(us(200)), Anticipation::lingering(us(5))]
+            [Anticipation::default(), Anticipation::lingering(us(200)), Anticipation::lingering(us(5))]
         {
             let (sender, receiver) = crossbeam_channel::unbounded();
             let sending = std::thread::spawn(move || {

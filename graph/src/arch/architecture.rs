@@ -30,8 +30,10 @@ pub struct Architecture {
     pub checkpoint_pairing: RopePairing,
     /// Whether `partial_rotary_factor` in `config.json` says which part of a head rotates.
     pub(crate) has_partial_rotation: bool,
-    /// Whether checkpoints hold the matrices of experts transposed, and the rows of gates and up projections in turn.
-    pub(crate) has_transposed_experts: bool,
+    /// Order of the matrices of experts in checkpoints.
+    pub(crate) expert_order: ExpertOrder,
+    /// Order of these matrices in checkpoints of multimodal models.
+    pub(crate) multimodal_expert_order: ExpertOrder,
     /// Fields of `config.json` whose defaults change results, and the values that `transformers` uses for
     /// this class if a field is missing.
     pub(crate) defaults: &'static [(&'static str, Setting)],
@@ -48,6 +50,17 @@ pub struct Architecture {
     pub(super) layer: fn(&Hyperparameters, u32) -> Layer,
     /// Tables that map the tensor names in checkpoints to GGUF names.
     pub(super) tensors: &'static [&'static [Names]],
+}
+
+/// Order of the values of a matrix of experts, and of the rows of gates and up projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertOrder {
+    /// Row after row, all gates of an expert before its up projections.
+    Rows,
+    /// Column after column, all gates of an expert before its up projections.
+    Columns,
+    /// Column after column. Gates and up projections take turns. Only MXFP4 matrices are row after row.
+    ColumnsInTurn,
 }
 
 /// Fields for the biases of attention and of the feed-forward network.
@@ -88,7 +101,8 @@ pub(super) const USUAL: Architecture = Architecture {
     gguf_pairing: RopePairing::Halves,
     checkpoint_pairing: RopePairing::Halves,
     has_partial_rotation: false,
-    has_transposed_experts: false,
+    expert_order: ExpertOrder::Rows,
+    multimodal_expert_order: ExpertOrder::Rows,
     defaults: &[EPSILON],
     biases: &[],
     epsilon: "rms_norm_eps",

@@ -1,6 +1,8 @@
 //! gpt-oss: experts with biases and a limited gate, attention with sinks, and a window in every second layer.
 
-use super::architecture::{ATTENTION_BIAS, Architecture, USUAL, kv_heads, rope_base, sliding_window};
+use super::architecture::{
+    ATTENTION_BIAS, Architecture, ExpertOrder, USUAL, kv_heads, rope_base, sliding_window,
+};
 use super::experts::{self, Experts};
 use super::keys::{Keys, Setting};
 use super::names::COMMON;
@@ -24,7 +26,7 @@ pub(super) static GPT_OSS: Architecture = Architecture {
         ("num_experts_per_tok", Setting::Count(4)),
     ],
     biases: ATTENTION_BIAS,
-    has_transposed_experts: true,
+    expert_order: ExpertOrder::ColumnsInTurn,
     read: |keys, h| {
         keys.window(h, 2)?;
         yarn(keys, &mut h.rope);

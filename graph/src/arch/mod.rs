@@ -38,6 +38,7 @@ mod starcoder2;
 mod transformer;
 
 pub use architecture::Architecture;
+pub(crate) use architecture::ExpertOrder;
 pub use experts::Experts;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;

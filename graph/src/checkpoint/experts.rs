@@ -1,7 +1,7 @@
-//! Tensors with the weights or biases of all experts, in the orders of gpt-oss: matrices are transposed unless they are
-//! MXFP4, and the rows of gates and of up projections alternate.
+//! Tensors with the weights or biases of all experts, in an order ([`ExpertOrder`]) that products do not read.
 
 use super::quantization::Tensors;
+use crate::arch::ExpertOrder;
 use crate::converted::{self, Conversion, ExpertRows, Mxfp4, PartedBiases, Transposed};
 use crate::error::ModelError;
 use crate::safetensors::Stored;
@@ -23,12 +23,13 @@ pub(super) fn stem(name: &str) -> &str {
     name.strip_suffix(QUANTS).unwrap_or(name)
 }
 
-/// Returns the number of parts of an expert's rows.
-fn parts(name: &str) -> u64 {
-    if name.contains("ffn_gate_up_exps") { 2 } else { 1 }
-}
-
 impl Tensors<'_> {
+    /// Returns the number of parts of an expert's rows that take turns.
+    fn parts(&self, name: &str) -> u64 {
+        let takes_turns = self.expert_order == ExpertOrder::ColumnsInTurn;
+        if takes_turns && name.contains("ffn_gate_up_exps") { 2 } else { 1 }
+    }
+
     /// Adds MXFP4 weights of experts, which the graph calls `name`.
     pub(super) fn mxfp4(
         &mut self,
@@ -59,7 +60,7 @@ impl Tensors<'_> {
         let conversion = Mxfp4 {
             tensor: tensor.name.clone(),
             columns: blocks.saturating_mul(BLOCK),
-            rows: ExpertRows { rows, parts: parts(&name) },
+            rows: ExpertRows { rows, parts: self.parts(&name) },
             quants: self.place(tensor),
             scales: self.place(found),
         };
@@ -78,13 +79,13 @@ impl Tensors<'_> {
         let values = self.place(tensor);
         match *tensor.shape.as_slice() {
             [all, columns, experts] if name.ends_with("_exps.weight") => {
-                let rows = ExpertRows { rows: all, parts: parts(name) };
+                let rows = ExpertRows { rows: all, parts: self.parts(name) };
                 let conversion = Transposed { tensor_type, columns, rows, values };
                 let shape = vec![columns, all, experts];
                 Some(self.add_parts(tensor, name.into(), (shape, rows), conversion, sources))
             }
-            [all, experts] if name.ends_with("_exps.bias") && parts(name) > 1 => {
-                let rows = ExpertRows { rows: all, parts: parts(name) };
+            [all, experts] if name.ends_with("_exps.bias") && self.parts(name) > 1 => {
+                let rows = ExpertRows { rows: all, parts: self.parts(name) };
                 let conversion = PartedBiases { tensor_type, experts, rows, values };
                 let shape = vec![all / rows.parts, experts, rows.parts];
                 Some(self.add_parts(tensor, name.into(), (shape, rows), conversion, sources))

@@ -29,10 +29,11 @@ pub(crate) use files::{
 
 use crate::arch::{Architecture, HEAD, Hyperparameters, is_unneeded};
 use crate::error::{ModelError, Quoted};
-use crate::safetensors;
+use crate::safetensors::{self, Stored};
 use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};
 use quantization::Tensors;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Reads the architecture, hyperparameters and weights from a model directory.
@@ -66,8 +67,13 @@ fn tensors(
     }
     index::check(directory, names, &found)?;
     let (shards, quantization) = (sources.clone(), config::quantization(directory)?);
-    let has_transposed_experts = architecture.has_transposed_experts;
-    let mut quantized = Tensors::new(quantization.as_ref(), has_transposed_experts, &shards, &found);
+    let is_part =
+        |tensor: &Stored| matches!(architecture.name_in_text_part(&tensor.name), Some(Cow::Owned(_)));
+    let order = match found.iter().any(is_part) {
+        true => architecture.multimodal_expert_order,
+        false => architecture.expert_order,
+    };
+    let mut quantized = Tensors::new(quantization.as_ref(), order, &shards, &found);
     let (mut tensors, mut others) = (Vec::new(), Vec::new());
     for tensor in &found {
         let Some(name) = architecture.name_in_text_part(&tensor.name) else { continue };

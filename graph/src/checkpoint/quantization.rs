@@ -3,6 +3,7 @@
 use super::experts;
 use super::fields::Fields;
 use super::files::CONFIG;
+use crate::arch::ExpertOrder;
 use crate::converted::{self, Float8, Packing, Scales, TensorBytes, Ternary};
 use crate::error::{FormatError, ModelError, Quoted};
 use crate::safetensors::{Dtype, Stored};
@@ -123,8 +124,8 @@ fn tile(fields: &Fields, key: &str) -> Result<Option<[u64; 2]>, ModelError> {
 pub(super) struct Tensors<'a> {
     all: HashMap<&'a str, &'a Stored>,
     quantization: Quantization,
-    /// Whether the matrices of experts are transposed.
-    has_transposed_experts: bool,
+    /// Order of the matrices of experts.
+    pub(super) expert_order: ExpertOrder,
     files: &'a [Arc<dyn Source>],
     /// Names of the tensors that belong to another one.
     used: HashSet<String>,
@@ -133,13 +134,13 @@ pub(super) struct Tensors<'a> {
 impl<'a> Tensors<'a> {
     pub(super) fn new(
         quantization: Option<&Quantization>,
-        has_transposed_experts: bool,
+        expert_order: ExpertOrder,
         files: &'a [Arc<dyn Source>],
         tensors: &'a [Stored],
     ) -> Self {
         let all = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let quantization = quantization.cloned().unwrap_or_default();
-        Tensors { all, quantization, has_transposed_experts, files, used: HashSet::new() }
+        Tensors { all, quantization, expert_order, files, used: HashSet::new() }
     }
 
     /// Returns the name of the tensor to which a tensor with quants belongs. The name of any other tensor stays.
@@ -175,7 +176,7 @@ impl<'a> Tensors<'a> {
                 self.ternary(tensor, name, sources, Packing::Rounded(tensor_type))
             }
             Dtype::Values(tensor_type) => {
-                if self.has_transposed_experts
+                if self.expert_order != ExpertOrder::Rows
                     && let Some(added) = self.reordered(tensor, tensor_type, &name, sources)
                 {
                     return added;
@@ -183,7 +184,7 @@ impl<'a> Tensors<'a> {
                 Ok(TensorInfo { name, tensor_type, shape: shape.clone(), shard, offset, bytes })
             }
             Dtype::F8E4M3 => self.float8(tensor, name, sources),
-            Dtype::U8 if self.quantization.is_mxfp4 && self.has_transposed_experts => {
+            Dtype::U8 if self.quantization.is_mxfp4 && self.expert_order == ExpertOrder::ColumnsInTurn => {
                 self.mxfp4(tensor, name, sources)
             }
             Dtype::U8 => self.ternary(tensor, name, sources, Packing::Rows),
