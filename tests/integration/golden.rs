@@ -329,21 +329,25 @@ fn logits_of_a_fused_projection_are_within_1e_4() {
 /// `transformers`, and that Ragtag does not read the other parts.
 #[test]
 fn logits_of_the_text_part_are_within_1e_4() {
-    let sections = serde_json::json!({ "rope_type": "default", "mrope_section": [2, 3, 3] });
-    let older = serde_json::json!({ "type": "mrope", "mrope_section": [2, 3, 3] });
-    let none = serde_json::Value::Null;
-    for (name, class, tower, prefix, scaling) in [
-        ("tiny-gemma3", "Gemma3", "vision_tower", "language_model.model.", &none),
-        ("tiny-gemma3", "Gemma3", "vision_tower", "model.language_model.", &none),
-        ("tiny-mistral", "Mistral3", "multi_modal_projector", "language_model.model.", &none),
-        ("tiny-qwen2", "Qwen2_5_VL", "model.visual", "model.language_model.", &sections),
-        ("tiny-qwen2", "Qwen2VL", "visual", "model.", &older),
-        ("tiny-qwen3", "Qwen3VL", "model.visual", "model.language_model.", &sections),
+    for (name, class, tower, prefix) in [
+        ("tiny-gemma3", "Gemma3", "vision_tower", "language_model.model."),
+        ("tiny-gemma3", "Gemma3", "vision_tower", "model.language_model."),
+        ("tiny-mistral", "Mistral3", "multi_modal_projector", "language_model.model."),
+        ("tiny-qwen2", "Qwen2_5_VL", "model.visual", "model.language_model."),
+        ("tiny-qwen2", "Qwen2VL", "visual", "model."),
+        ("tiny-qwen3", "Qwen3VL", "model.visual", "model.language_model."),
     ] {
         let source = test_support::golden(name);
         let mut config = support::read_json(&source.join("config.json"));
-        if !scaling.is_null() {
-            config["rope_scaling"] = scaling.clone();
+        let sections = serde_json::json!([2, 3, 3]);
+        match (class, prefix) {
+            ("Qwen2VL", _) => {
+                let rope = config.as_object_mut().unwrap().remove("rope_parameters").unwrap();
+                config["rope_theta"] = rope["rope_theta"].clone();
+                config["rope_scaling"] = serde_json::json!({ "type": "mrope", "mrope_section": sections });
+            }
+            (class, _) if class.starts_with("Qwen") => config["rope_parameters"]["mrope_section"] = sections,
+            _ => {}
         }
         // Older files have the fields of the text part among the others.
         let whole =

@@ -32,7 +32,11 @@ and one of DeepSeek V3, Kimi K2 or GLM-4.7-Flash names `deepseek2`.
 fn verified() -> BTreeMap<String, [Vec<String>; 2]> {
     let mut all: BTreeMap<String, [Vec<String>; 2]> = BTreeMap::new();
     let mut add = |architecture: &str, is_gguf: bool, name: &str| {
-        all.entry(architecture.into()).or_default()[usize::from(is_gguf)].push(format!("`{name}`"));
+        let names = &mut all.entry(architecture.into()).or_default()[usize::from(is_gguf)];
+        let name = format!("`{name}`");
+        if !names.contains(&name) {
+            names.push(name);
+        }
     };
     for name in CHECKPOINTS {
         for model in support::Checkpoint::open(name).models {

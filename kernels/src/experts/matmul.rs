@@ -21,7 +21,7 @@
 //! - 1 if the route is fixed: the expert of each slot has the slot's number, as heads have weights of their own
 //! - the distance between the starts of two slots of x, and the column of a slot at which its k values start. All are
 //!   multiples of 4.
-//! - the gap: values of y between two slots that belong to other products
+//! - the gap: values of y between two slots that belong to other products, 0 if an expert has several pieces
 //!
 //! Weight row i of an expert gives column `first column + slot · gap + (i / piece · used + slot) · piece + i % piece` of
 //! y. With a piece of half the rows per expert, all gates of a row precede all its up projections, as
@@ -102,6 +102,7 @@ fn extents(
         && [x_pitch, x_column].iter().all(|values| values.is_multiple_of(4))
         && expert_rows > 0
         && expert_rows.checked_rem(piece) == Some(0)
+        && (y_gap == 0 || piece == expert_rows)
         && first_row.is_multiple_of(GROUP_ROWS as u32);
     let gaps = product(&[used.saturating_sub(1), y_gap]);
     let width = u64::from(column).saturating_add(gaps).saturating_add(product(&[used, expert_rows]));
@@ -239,14 +240,14 @@ impl Spec for ExpertMatMul {
     fn random_case(&self, layout: Layout, random: &mut Random) -> Case {
         let shape = RowShape::random(random, 40);
         let experts = 1 + random.below(8);
-        let pieces = 1 + random.below(2);
+        let is_fixed = self.1 == Activations::F32 && random.below(4) == 0;
+        let pieces = if is_fixed { 1 } else { 1 + random.below(2) };
         let expert_rows = pieces * (1 + random.below(60));
         let all = experts * expert_rows;
         let first = random.below(all) / 64 * 64;
         // A part ends at a multiple of 64 rows, or with the last expert.
         let most = (all - first).div_ceil(64);
         let rows = ((1 + random.below(most)) * 64).min(all - first);
-        let is_fixed = self.1 == Activations::F32 && random.below(4) == 0;
         let sizes = Sizes {
             experts,
             used: if is_fixed { experts } else { 1 + random.below(experts.min(4)) },
