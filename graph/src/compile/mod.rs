@@ -8,8 +8,9 @@
 //!
 //! Up to [`SPLIT_ROWS`] rows, attention is split over the positions of each row. The rows of a longer
 //! micro-batch share loads of keys and values instead, as far as they belong to one sequence. Decode rows
-//! belong to different sequences. Attention with sinks is split in all programs. Therefore a larger bucket has two more programs, which split attention of
-//! decode rows: one for decode rows only, and one for decode rows that precede other rows.
+//! belong to different sequences. Therefore a larger bucket has two more programs, which split attention of
+//! decode rows: one for decode rows only, and one for decode rows that precede other rows. Attention with sinks is
+//! split in all programs.
 
 mod buffers;
 mod caches;
