@@ -119,8 +119,7 @@ fn check_launch(source: &str, function: &Function<'_>, launch: &Launch) -> Resul
         let is_right = match bindings.get(i) {
             Some(Access::Read) => matches!(words[..], ["const", "GLOBAL", _, "*RESTRICT", _]),
             Some(_) => matches!(words[..], ["GLOBAL", _, "*RESTRICT", _]),
-            // Constants are words. The gated function of experts declares the numbers of its rule as floats.
-            None => matches!(words[..], ["uint", _] | ["float", "alpha" | "limit" | "offset"]),
+            None => matches!(words[..], ["uint", _]),
         };
         if !is_right {
             return Err(format!("parameter {i} is {parameter}, but the ABI has {:?}", bindings.get(i)));

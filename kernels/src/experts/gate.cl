@@ -3,11 +3,12 @@
 KERNEL(ITEMS) expert_gate(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, const GLOBAL uint *RESTRICT route,
     const GLOBAL float *RESTRICT biases, GLOBAL float *RESTRICT out,
-    uint rows, uint word, uint width, uint used, uint experts, float alpha, float limit, float offset
+    uint rows, uint word, uint width, uint used, uint experts, uint alpha, uint limit, uint offset
 ) {
     BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
     uint columns = used * width;
+    float most = AS_FLOAT(limit);
     const GLOBAL float *gates = gate_up + (size_t)GROUP(0) * 2 * columns, *ups = gates + columns;
     #pragma unroll
     for (uint i = 0; i < 4; i++) {
@@ -20,9 +21,9 @@ KERNEL(ITEMS) expert_gate(
                 up += biases[(size_t)experts * width + at];
             }
             // A comparison with NaN is false, so NaN stays.
-            gate = gate > limit ? limit : gate;
-            up = up > limit ? limit : up < -limit ? -limit : up;
-            out[(size_t)GROUP(0) * columns + c] = gate / (1.0f + exp(-alpha * gate)) * (up + offset);
+            gate = gate > most ? most : gate;
+            up = up > most ? most : up < -most ? -most : up;
+            out[(size_t)GROUP(0) * columns + c] = gate / (1.0f + exp(-AS_FLOAT(alpha) * gate)) * (up + AS_FLOAT(offset));
         }
     }
 }
