@@ -63,10 +63,11 @@ impl Committed {
         jobs.iter().map(row).collect()
     }
 
-    /// Returns the index of the committed programs, which are compiled into this binary.
-    fn committed(&self) -> Index {
-        let artefacts = self.form.artefacts().iter();
-        artefacts.map(|a| ((a.program.into(), a.architecture.into()), a.digest.into())).collect()
+    /// Returns the programs in the archive. The archive that is compiled into this binary may be older.
+    fn artefacts(&self, root: &Path) -> Result<Vec<Artefact>, String> {
+        let path = root.join(self.archive);
+        let archive = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        self.form.parse(archive.leak()).ok_or_else(|| format!("{} is damaged", path.display()))
     }
 
     /// Builds the programs whose sources have changed, or, if `only` is not empty, all programs whose names
@@ -81,7 +82,7 @@ impl Committed {
     ) -> Result<(), String> {
         let programs: Vec<&Program> = programs.iter().collect();
         let mut jobs = self.wanted(&programs);
-        let (mut codes, mut failed) = (self.kept(&self.index(&jobs))?, Vec::new());
+        let (mut codes, mut failed) = (self.kept(root, &self.index(&jobs))?, Vec::new());
         jobs.retain(|(program, architecture)| match only {
             "" => !codes.contains_key(&(program.name.clone(), String::from(*architecture))),
             only => program.name.contains(only),
@@ -103,14 +104,14 @@ impl Committed {
     /// Writes the archive without the programs that do not exist or that have another source now.
     pub fn prune(&self, root: &Path, programs: &[Program], folder: &Path) -> Result<(), String> {
         let programs: Vec<&Program> = programs.iter().collect();
-        let codes = self.kept(&self.index(&self.wanted(&programs)))?;
+        let codes = self.kept(root, &self.index(&self.wanted(&programs)))?;
         write(&root.join(self.archive), &archive::pack(self.form, &codes, folder)?)
     }
 
     /// Returns the committed programs that `wanted` lists with the same digests.
-    fn kept(&self, wanted: &Index) -> Result<Programs, String> {
+    fn kept(&self, root: &Path, wanted: &Index) -> Result<Programs, String> {
         let mut kept = Programs::new();
-        for artefact in self.form.artefacts() {
+        for artefact in self.artefacts(root)? {
             let key = (artefact.program.into(), artefact.architecture.into());
             if wanted.get(&key).is_some_and(|digest| digest == artefact.digest) {
                 let code = artefact.bytes().ok_or_else(|| format!("{}: damaged", self.archive))?;
@@ -122,9 +123,11 @@ impl Committed {
 
     /// Checks that every program is committed for each of its architectures, and that it was built from the
     /// current source. Also checks that no other program is committed.
-    pub fn check(&self, programs: &[Program]) -> Result<(), String> {
+    pub fn check(&self, root: &Path, programs: &[Program]) -> Result<(), String> {
         let programs: Vec<&Program> = programs.iter().collect();
-        let (wanted, committed) = (self.index(&self.wanted(&programs)), self.committed());
+        let wanted = self.index(&self.wanted(&programs));
+        let row = |a: Artefact| ((a.program.into(), a.architecture.into()), a.digest.into());
+        let committed: Index = self.artefacts(root)?.into_iter().map(row).collect();
         let (name, mut wrong) = (self.name, Vec::new());
         for (key @ (program, architecture), digest) in &wanted {
             match committed.get(key) {
@@ -152,23 +155,20 @@ impl Committed {
     /// Compiles the programs and calls `compare` with the committed and the compiled code of each.
     pub fn compare(
         &self,
+        root: &Path,
         programs: &[&Program],
         compile: impl Fn(&Program, &str) -> Result<Vec<u8>, String> + Sync,
         compare: impl Fn(&[u8], &[u8]) -> Result<(), String> + Sync,
     ) -> Result<(), String> {
         let jobs = self.wanted(programs);
-        let what = format!("{} compared", self.name);
+        let (what, artefacts) = (format!("{} compared", self.name), self.artefacts(root)?);
         let results = jobs::each(&what, &jobs, |(program, architecture)| {
-            compare(&self.code(program, architecture)?, &compile(program, architecture)?)
+            compare(&self.code(&artefacts, program, architecture)?, &compile(program, architecture)?)
         });
         jobs::verdict(&what, jobs.len(), &failures(&jobs, results))
     }
 
-    fn code(&self, program: &Program, architecture: &str) -> Result<Vec<u8>, String> {
-        self.code_in(self.form.artefacts(), program, architecture)
-    }
-
-    fn code_in(&self, all: &[Artefact], program: &Program, architecture: &str) -> Result<Vec<u8>, String> {
+    fn code(&self, all: &[Artefact], program: &Program, architecture: &str) -> Result<Vec<u8>, String> {
         let same = |a: &&Artefact| a.architecture == architecture && a.program == program.name;
         let missing =
             || format!("{} of {} for {architecture} is missing or damaged", self.name, program.name);
@@ -177,12 +177,9 @@ impl Committed {
 
     /// Reads the codes of `programs` from the archive. Returns the architecture, the program and the code of each.
     pub fn read<'a>(&self, root: &Path, programs: &[&'a Program]) -> Result<Vec<Code<'a>>, String> {
-        let path = root.join(self.archive);
-        let archive = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let artefacts = self.form.parse(archive.leak());
-        let artefacts = artefacts.ok_or_else(|| format!("{} is damaged", path.display()))?;
+        let artefacts = self.artefacts(root)?;
         let one = |(program, architecture): Job<'a>| {
-            Ok((architecture, program, self.code_in(&artefacts, program, architecture)?))
+            Ok((architecture, program, self.code(&artefacts, program, architecture)?))
         };
         self.wanted(programs).into_iter().map(one).collect()
     }

@@ -82,7 +82,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     match &nvrtc {
         None => println!("SKIPPED building PTX: --nvrtc names no folder with NVRTC"),
         Some(nvrtc) if args.check => {
-            note(PTX.compare(&chosen, |p, a| ptx::compile(nvrtc, p, a), ptx::compare));
+            note(PTX.compare(root, &chosen, |p, a| ptx::compile(nvrtc, p, a), ptx::compare));
         }
         Some(nvrtc) => {
             PTX.build(root, &programs, &args.only, &args.out, |p, a| ptx::compile(nvrtc, p, a))?;
@@ -92,7 +92,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     match clang::missing() {
         _ if !args.spir_v => {}
         Some(why) => println!("SKIPPED building SPIR-V: {why}"),
-        None if args.check => note(SPIR_V.compare(&chosen, spir_v, clang::compare)),
+        None if args.check => note(SPIR_V.compare(root, &chosen, spir_v, clang::compare)),
         None => SPIR_V.build(root, &programs, &args.only, &args.out, spir_v)?,
     }
     if args.prune {
@@ -100,8 +100,8 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         note(SPIR_V.prune(root, &programs, &args.out));
     }
     if args.check {
-        note(PTX.check(&programs));
-        note(SPIR_V.check(&programs));
+        note(PTX.check(root, &programs));
+        note(SPIR_V.check(root, &programs));
     }
     if let Some(folder) = &args.ptxas {
         note(ptxas::assemble(root, &chosen, folder, &args.out));
