@@ -655,24 +655,28 @@ fn mxfp4_experts_have_the_values_of_their_blocks() {
     assert!(wrong.contains("down_proj_scales") && wrong.contains("has shape [2, 64, 6]"), "{wrong}");
 }
 
-/// Checks that the text part of Qwen3-VL-MoE, whose experts are transposed, is the same model.
+/// Checks that the text part of Qwen3-VL-MoE is the same model, whether its experts are transposed or not.
 #[test]
 fn experts_of_a_text_part_may_be_transposed() {
     let mut golden = golden().into_iter().find(|golden| golden.name == "Qwen3Moe").unwrap();
-    let in_part = |(key, (mut shape, mut values)): (String, (Vec<usize>, Vec<f32>))| {
-        if let [_, rows, columns] = shape[..] {
-            values = transposed(&values, rows, columns);
-            shape.swap(1, 2);
-        }
-        (key.replacen("model.", "model.language_model.", 1), (shape, values))
-    };
-    let tensors: Tensors = std::mem::take(&mut golden.tensors).into_iter().map(in_part).collect();
     let mut text = golden.config.clone();
     text["model_type"] = json!("qwen3_vl_moe_text");
     text.as_object_mut().unwrap().remove("norm_topk_prob");
     golden.config = json!({ "architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": text });
-    let (_folder, model) = golden.open(&tensors, TensorType::F32);
-    golden.check(&model, &setup(), "transposed");
+    for is_transposed in [true, false] {
+        let in_part = |(key, (shape, values)): (&String, &(Vec<usize>, Vec<f32>))| {
+            let key = key.replacen("model.", "model.language_model.", 1);
+            match shape[..] {
+                [experts, rows, columns] if is_transposed => {
+                    (key, (vec![experts, columns, rows], transposed(values, rows, columns)))
+                }
+                _ => (key, (shape.clone(), values.clone())),
+            }
+        };
+        let tensors: Tensors = golden.tensors.iter().map(in_part).collect();
+        let (_folder, model) = golden.open(&tensors, TensorType::F32);
+        golden.check(&model, &setup(), &format!("transposed: {is_transposed}"));
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) use files::{
     SENTENCEPIECE, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
 };
 
-use crate::arch::{Architecture, HEAD, Hyperparameters, is_unneeded};
+use crate::arch::{Architecture, ExpertOrder, HEAD, Hyperparameters, is_unneeded};
 use crate::error::{ModelError, Quoted};
 use crate::safetensors::{self, Stored};
 use crate::source::{Directory, Source};
@@ -67,12 +67,7 @@ fn tensors(
     }
     index::check(directory, names, &found)?;
     let (shards, quantization) = (sources.clone(), config::quantization(directory)?);
-    let is_part =
-        |tensor: &Stored| matches!(architecture.name_in_text_part(&tensor.name), Some(Cow::Owned(_)));
-    let order = match found.iter().any(is_part) {
-        true => architecture.multimodal_expert_order,
-        false => architecture.expert_order,
-    };
+    let order = expert_order(architecture, &found);
     let mut quantized = Tensors::new(quantization.as_ref(), order, &shards, &found);
     let (mut tensors, mut others) = (Vec::new(), Vec::new());
     for tensor in &found {
@@ -87,6 +82,34 @@ fn tensors(
         Some(tensor) => Err(ModelError::UnknownTensor { name: Quoted(&tensor.name).to_string() }),
         None => Ok(tensors),
     }
+}
+
+/// Returns the order of the matrices of experts. Version 5 of `transformers` writes rows where published checkpoints of
+/// multimodal models have columns, so the shapes decide.
+fn expert_order(architecture: &Architecture, tensors: &[Stored]) -> ExpertOrder {
+    let is_part =
+        |tensor: &Stored| matches!(architecture.name_in_text_part(&tensor.name), Some(Cow::Owned(_)));
+    if !tensors.iter().any(is_part) {
+        return architecture.expert_order;
+    }
+    let is_called = |tensor: &&Stored, start: &str, end: &str| {
+        let name = architecture.name_in_text_part(&tensor.name);
+        let name = name.and_then(|name| architecture.name_in_graph(&name));
+        name.is_some_and(|name| name.starts_with(start) && name.ends_with(end))
+    };
+    let shape = |start: &str, end: &str| {
+        let found = tensors.iter().find(|tensor| is_called(tensor, start, end));
+        found.map(|tensor| tensor.shape.as_slice())
+    };
+    let width = match shape("output_norm", ".weight") {
+        Some([width]) => *width,
+        _ => return architecture.multimodal_expert_order,
+    };
+    // Gates and up projections have `width` columns, and down projections have as many rows. One of the two is not square.
+    let [gates, downs] = ["gate_up", "down"].map(|part| shape("blk.", &format!(".ffn_{part}_exps.weight")));
+    let are_rows = matches!(gates, Some([columns, rows, _]) if *columns == width && *rows != width)
+        || matches!(downs, Some([columns, rows, _]) if *rows == width && *columns != width);
+    if are_rows { ExpertOrder::Rows } else { architecture.multimodal_expert_order }
 }
 
 /// Returns `error` with the tensor names from the user's files instead of the graph's names.

@@ -432,8 +432,7 @@ impl Profile {
     /// roofline gives for the two halves.
     fn time_of_half(&self, half: &SegmentKey, batch: &BatchShape) -> Option<Figure> {
         let roofline = self.roofline?;
-        let rests = self.kinds.iter().filter_map(|kind| Some((kind, kind.key.without(half)?)));
-        let (block, rest) = rests.into_iter().next()?;
+        let (block, rest) = self.kinds.iter().find_map(|kind| Some((kind, kind.key.without(half)?)))?;
         let us = |key: &SegmentKey| roofline.us(&key.work(&key.point(batch)));
         let (own_us, rest_us) = (us(half), us(&rest));
         let whole = block.time(&block.key.point(batch))?;
