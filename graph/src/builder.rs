@@ -6,9 +6,10 @@ use crate::arch::{Latent, layer_of};
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
-    Add, Affine, Attention, Bias, Embed, ExpertCombine, ExpertGate, ExpertMatMul, ExpertRoute, Gather,
-    HeadMatMul, HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul, Operator, Peaks, Picks, RmsNorm,
-    RopeAppend, Rows, Scale, ScaleRows, Scores, Shape, SiluMul, Unary,
+    Add, Affine, Attention, Bias, CausalConv, Embed, ExpertCombine, ExpertGate, ExpertMatMul, ExpertRoute,
+    GatedHeads, GatedNorm, Gather, HeadMatMul, HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul,
+    Operator, Peaks, Picks, RmsNorm, RopeAppend, Rows, Scale, ScaleRows, ScanHeads, Scores, Shape, SiluMul,
+    StateScan, Unary,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
@@ -16,6 +17,8 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::experts::gate::Rule;
 use ragtag_kernels::experts::route::Choice;
 use ragtag_kernels::head_norm::Form;
+use ragtag_kernels::recurrent::gated_norm::Function as GateFunction;
+use ragtag_kernels::recurrent::scan::{DELTA, LOGARITHM};
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Activations, TensorType, matmul};
@@ -33,6 +36,26 @@ enum Tensors<'a> {
     /// No files. The builder itself creates the description of each expected tensor, with the type `matrices`
     /// or `vectors`.
     Described { matrices: TensorType, vectors: TensorType, found: Vec<TensorInfo> },
+}
+
+/// A causal convolution of columns.
+pub(crate) struct Conv {
+    /// Names of the weights, and of the biases if there are any.
+    pub(crate) weights: Vec<String>,
+    pub(crate) taps: u32,
+    pub(crate) columns: u32,
+    /// First column of the input.
+    pub(crate) first: u32,
+    pub(crate) silu: bool,
+}
+
+/// A norm of groups of columns with SiLU gates.
+pub(crate) struct GatedBy {
+    pub(crate) groups: u32,
+    /// Whether the norm follows the gate.
+    pub(crate) gates_first: bool,
+    /// Column of the first gate.
+    pub(crate) first: u32,
 }
 
 /// An operator graph under construction.
@@ -323,6 +346,116 @@ impl<'a> Builder<'a> {
         let operator = HeadMatMul { weights, heads: heads_of, rows, x_column, column: 0, gap: 0 };
         let shape = Shape { width: heads_of * rows, ..self.graph.node(attended).shape() };
         Ok(self.add(operator, shape, &[attended]))
+    }
+
+    /// Returns whether the model's files have the tensor `name`.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.found(name).is_some()
+    }
+
+    /// Checks that the tensor `name` has these sizes, row length first. Dimensions of 1 do not count.
+    fn flat(&mut self, name: &str, sizes: &[u32]) -> Result<(), ModelError> {
+        let found = self.found(name).map(|tensor| tensor.shape.clone());
+        let is_same = |shape: &Vec<u64>| {
+            let others = |sizes: &[u64]| sizes.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+            others(shape) == others(&sizes.iter().map(|size| u64::from(*size)).collect::<Vec<_>>())
+        };
+        let shape =
+            found.filter(is_same).map(|shape| shape.iter().map(|size| *size as u32).collect::<Vec<_>>());
+        self.tensor(name, shape.as_deref().unwrap_or(sizes), false).map(drop)
+    }
+
+    /// Adds a node that convolves columns of `x`. `factors` gives the first columns of the factors before and after it.
+    pub(crate) fn causal_conv(
+        &mut self,
+        x: NodeIndex,
+        layer: u32,
+        conv: Conv,
+        factors: Option<[u32; 2]>,
+    ) -> Result<NodeIndex, ModelError> {
+        let Conv { weights, taps, columns, first, silu } = conv;
+        self.flat(&weights[0], &[taps, columns])?;
+        for bias in &weights[1..] {
+            self.vector(bias, columns)?;
+        }
+        Ok(self.apply(CausalConv { layer, weights, taps, columns, first, factors, silu }, &[x]))
+    }
+
+    /// Adds a node that scans the rows of the first input. The second one has the gates. `places` gives the first columns
+    /// of queries, keys and values, and those of the gates of decays and of strengths.
+    pub(crate) fn state_scan(
+        &mut self,
+        inputs: [NodeIndex; 2],
+        layer: u32,
+        heads: ScanHeads,
+        (columns, gates): ([u32; 3], [u32; 2]),
+        flags: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let is_logarithm = self.has(&name("ssm_a_log"));
+        let decay = name(if is_logarithm { "ssm_a_log" } else { "ssm_a" });
+        let mut weights = vec![decay, name("ssm_dt.bias")];
+        weights.extend((flags & DELTA == 0).then(|| name("ssm_d")));
+        for weight in &weights {
+            self.flat(weight, &[heads.count])?;
+        }
+        let flags = flags | if is_logarithm { LOGARITHM } else { 0 };
+        Ok(self.apply(StateScan { layer, heads, columns, gates, flags, weights }, &inputs))
+    }
+
+    /// Adds a node that normalises groups of columns of the first input and multiplies them by gates of the second one. All
+    /// groups share the weights unless there are as many as columns.
+    pub(crate) fn gated_norm(
+        &mut self,
+        inputs: [NodeIndex; 2],
+        by: GatedBy,
+        weight: &str,
+        epsilon: f32,
+    ) -> Result<NodeIndex, ModelError> {
+        let GatedBy { groups, gates_first, first } = by;
+        let all = self.graph.node(inputs[0]).width;
+        let width = all / groups;
+        let values = self.found(weight).map(|tensor| tensor.shape.iter().product::<u64>());
+        let count = if gates_first || values == Some(u64::from(all)) { all } else { width };
+        let sizes = if count == all && values.is_some() && groups > 1 {
+            // GGUF files have a row for each group, and other files one vector.
+            let is_flat = self.found(weight).is_some_and(|tensor| tensor.shape.len() == 1);
+            if is_flat { vec![all] } else { vec![width, groups] }
+        } else {
+            vec![count]
+        };
+        self.flat(weight, &sizes)?;
+        let (norm, gates, function) = (Some((weight.to_owned(), count)), [first, width], GateFunction::Silu);
+        Ok(self.apply(GatedNorm { groups, norm, epsilon, gates_first, gates, function }, &inputs))
+    }
+
+    /// Adds a node that moves queries, keys and values out of rows in which a gate follows each query head, and normalises
+    /// the heads of queries and keys.
+    pub(crate) fn gated_heads(
+        &mut self,
+        x: NodeIndex,
+        heads: Heads,
+        weights: [String; 2],
+        epsilon: f32,
+        offset: f32,
+    ) -> Result<NodeIndex, ModelError> {
+        for weight in &weights {
+            self.vector(weight, heads.dimensions)?;
+        }
+        Ok(self.apply(GatedHeads { heads, weights, epsilon, offset }, &[x]))
+    }
+
+    /// Adds a node that multiplies the heads of `attended` by the sigmoids of the gates in `projected`.
+    pub(crate) fn gate_heads(
+        &mut self,
+        attended: NodeIndex,
+        projected: NodeIndex,
+        heads: Heads,
+    ) -> NodeIndex {
+        let (groups, width) = (heads.queries, heads.dimensions);
+        let (gates, function) = ([width, 2 * width], GateFunction::Sigmoid);
+        let gate = GatedNorm { groups, norm: None, epsilon: 0.0, gates_first: false, gates, function };
+        self.apply(gate, &[attended, projected])
     }
 
     /// Returns the weights of products with parts of rows, one for each head.

@@ -1,17 +1,27 @@
-//! KV rings: the cache blocks of layers that attend to a window of positions.
+//! Memory of layers that do not keep all positions: the cache blocks of layers that attend to a window of positions (KV
+//! rings), and the states of recurrent layers. A model has one of the two at most.
 //!
 //! A sequence uses the blocks of its ring in turn, so it overwrites the keys and values that lie before every
 //! later window. Block tables list the blocks in this order, and the window hides the overwritten positions.
 //! Therefore kernels need not know about KV rings.
+//!
+//! A state has a fixed size, and its block is a *slot*. A sequence has one slot. Further slots keep snapshots, from which later
+//! sequences go on.
 
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_kernels::recurrent::MAX_SLOTS;
 use serde::{Deserialize, Serialize};
 
-/// Cache blocks of all layers with a window.
+/// Bytes of snapshots of states for which there are slots besides those of running sequences.
+const SNAPSHOT_BYTES: u64 = 1 << 30;
+/// Least and largest number of these slots.
+const SNAPSHOTS: (u64, u64) = (3, 64);
+
+/// Cache blocks of all layers with a window, or slots of all recurrent layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvRing {
-    /// Number of positions to which a row attends, including its own.
+    /// Number of positions to which a row attends, including its own. 0 stands for states.
     pub window: u32,
     /// Maximum number of blocks of a sequence.
     pub blocks: u32,
@@ -31,9 +41,22 @@ impl KvRing {
         Some(Self { window, blocks, total: blocks.saturating_mul(sequences) })
     }
 
+    /// Returns the slots of states for `sequences` sequences. The state of a sequence takes `bytes` bytes in all layers.
+    /// Returns `None` if the model has no states.
+    pub fn of_states(bytes: u64, sequences: u32) -> Option<Self> {
+        let snapshots = (SNAPSHOT_BYTES.checked_div(bytes)?).clamp(SNAPSHOTS.0, SNAPSHOTS.1);
+        let total = u64::from(sequences).saturating_add(snapshots).min(u64::from(MAX_SLOTS) - 1);
+        Some(Self { window: 0, blocks: 1, total: total as u32 })
+    }
+
+    /// Returns whether the blocks are slots of states.
+    pub fn is_states(&self) -> bool {
+        self.window == 0
+    }
+
     /// Returns whether the ring is long enough for micro-batches of up to `rows` rows.
     pub fn holds(&self, rows: u32) -> bool {
-        self.window > 0 && u64::from(self.blocks) >= Self::needed_blocks(self.window, rows)
+        self.is_states() || u64::from(self.blocks) >= Self::needed_blocks(self.window, rows)
     }
 
     /// Returns the largest number of blocks that hold the positions to which a micro-batch attends. The
@@ -60,6 +83,14 @@ mod tests {
             assert_eq!(ring.total, 3 * ring.blocks);
             assert!(ring.holds(rows) && !ring.holds(rows + 16));
         }
+    }
+
+    #[test]
+    fn states_have_slots_for_snapshots() {
+        assert_eq!(KvRing::of_states(0, 4), None);
+        let totals = [1, 20 << 20, 300 << 20].map(|bytes| KvRing::of_states(bytes, 4).unwrap().total);
+        assert_eq!(totals, [68, 55, 7]);
+        assert_eq!(KvRing::of_states(1, u32::MAX).unwrap().total, MAX_SLOTS - 1);
     }
 
     #[test]

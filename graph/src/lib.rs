@@ -38,7 +38,7 @@ mod wire_type;
 
 pub use arch::{
     ARCHITECTURES, Architecture, Experts, Extras, Growth, Hyperparameters, Latent, LayerSet, Llama3Scaling,
-    Rope, RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
+    Recurrent, Rope, RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{buckets, compile};

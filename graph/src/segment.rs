@@ -43,6 +43,9 @@ pub struct Segment {
     /// Number of positions to which a row attends, including its own. `None` stands for all positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
+    /// Bytes of the two states of a sequence, if the segment is recurrent.
+    #[serde(skip_serializing_if = "is_stateless")]
+    pub state_bytes: [u64; 2],
     /// Scratch bytes for the largest micro-batch. A stage needs the maximum over its segments, not the sum.
     pub scratch_bytes: u64,
     /// Scratch bytes for the largest micro-batch on a device that uses f16 activations and dequantized
@@ -51,6 +54,12 @@ pub struct Segment {
     /// Size in bytes of the largest tensor in the largest micro-batch. A kernel must be able to bind this
     /// tensor as one range.
     pub tensor_bytes: u64,
+}
+
+// Serde passes references.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_stateless(state_bytes: &[u64; 2]) -> bool {
+    *state_bytes == [0; 2]
 }
 
 /// Weights of experts that a segment reads.
@@ -182,6 +191,7 @@ impl<'a> Measure<'a> {
             kv_bytes_per_position: one.kv_bytes_per_position,
             value_bytes_per_position: one.value_bytes_per_position,
             window: one.window,
+            state_bytes: compile::state_bytes(&self.graph, nodes),
             scratch_bytes,
             wide_scratch_bytes: largest(compile::Largest::scratch_bytes, &self.wide).max(scratch_bytes),
             tensor_bytes: largest(compile::Largest::tensor_bytes, &self.basic)
@@ -285,6 +295,7 @@ mod tests {
                         kv_bytes_per_position: attention.kv_bytes_per_position,
                         value_bytes_per_position: attention.value_bytes_per_position,
                         window: attention.window,
+                        state_bytes: attention.state_bytes,
                         scratch_bytes: attention.scratch_bytes.max(ffn.scratch_bytes),
                         wide_scratch_bytes: attention.wide_scratch_bytes.max(ffn.wide_scratch_bytes),
                         tensor_bytes: attention.tensor_bytes.max(ffn.tensor_bytes),

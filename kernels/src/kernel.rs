@@ -316,6 +316,14 @@ kernels! {
     "latent-rows" LatentRows => latent::LatentRows;
     /// Second launch of split attention with sinks: combines the splits.
     "attention-merge-sinks" AttentionMergeSinks => attention::merge_sinks::AttentionMergeSinks;
+    /// Causal convolution over the rows of each sequence, with a state.
+    "causal-conv" CausalConv => recurrent::conv::CausalConv;
+    /// Linear recurrence over the rows of each sequence, with a state.
+    "state-scan" StateScan => recurrent::scan::StateScan;
+    /// Product of rows and a function of gates, with an RMS norm.
+    "gated-norm" GatedNorm => recurrent::gated_norm::GatedNorm;
+    /// Queries, keys and values of heads with gates.
+    "gated-heads" GatedHeads => recurrent::gated_heads::GatedHeads;
 }
 
 impl Kernel {

@@ -42,6 +42,7 @@ mod module;
 pub mod params;
 pub mod picks;
 pub mod quantize;
+pub mod recurrent;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;

@@ -13,22 +13,27 @@ use std::collections::BTreeMap;
 use tempfile::TempDir;
 
 /// Shape and values of tensors, by name.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-struct Golden {
+pub struct Golden {
     /// Class of `transformers`, without its ending.
-    name: String,
-    config: Value,
-    ids: Vec<u32>,
+    pub name: String,
+    pub config: Value,
+    pub ids: Vec<u32>,
     /// Logits of the last id.
     logits: Vec<f32>,
-    tensors: Tensors,
+    pub tensors: Tensors,
     /// Whether GGUF files have the form of older converters, with one matrix for keys and values of a latent.
     has_older_form: bool,
 }
 
 fn golden() -> Vec<Golden> {
-    let all = read_json(&test_support::golden("experts.json"));
+    read("experts.json", weight)
+}
+
+/// Returns the models of a file. `weight` returns the weight of a model with these numbers and this name.
+pub fn read(file: &str, weight: fn(&str, usize, usize, &str) -> f32) -> Vec<Golden> {
+    let all = read_json(&test_support::golden(file));
     let golden = |(name, of_model): (&String, &Value)| {
         let shapes: BTreeMap<String, Vec<usize>> =
             serde_json::from_value(of_model["shapes"].clone()).unwrap();
@@ -79,7 +84,7 @@ fn weight(name: &str, tensor: usize, at: usize, key: &str) -> f32 {
 }
 
 /// Returns the bytes of values of a type.
-fn bytes_of(tensor_type: TensorType, values: &[f32]) -> Vec<u8> {
+pub fn bytes_of(tensor_type: TensorType, values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values.len() as u64).unwrap() as usize];
     ragtag_kernels::blocks::quantise(tensor_type, values, &mut bytes).unwrap();
     bytes
@@ -139,7 +144,7 @@ impl Golden {
     }
 
     /// Writes a model directory with weights of this type, and opens it.
-    fn open(&self, tensors: &Tensors, tensor_type: TensorType) -> (TempDir, Model) {
+    pub fn open(&self, tensors: &Tensors, tensor_type: TensorType) -> (TempDir, Model) {
         let folder = self.write(tensors, tensor_type);
         let model = Model::open(folder.path()).unwrap();
         (folder, model)
@@ -424,7 +429,7 @@ impl Golden {
         one(name, if rotates { interleaved(values, heads, shape[1]) } else { values.to_vec() })
     }
 
-    fn check(&self, model: &Model, setup: &Setup<'_>, what: &str) {
+    pub fn check(&self, model: &Model, setup: &Setup<'_>, what: &str) {
         let logits = block_on(engine(model, setup).session().logits(&self.ids)).unwrap();
         let error = relative_error(&logits[logits.len() - self.logits.len()..], &self.logits);
         let class =
@@ -468,7 +473,7 @@ fn experts_of_gpt_oss(
 }
 
 /// Reorders the rows of each head such that RoPE pairs neighbouring rows instead of the halves of a head.
-fn interleaved(values: &[f32], heads: usize, columns: usize) -> Vec<f32> {
+pub fn interleaved(values: &[f32], heads: usize, columns: usize) -> Vec<f32> {
     let rows: Vec<&[f32]> = values.chunks_exact(columns).collect();
     let half = rows.len() / heads / 2;
     let row = |at: usize| rows[at / (2 * half) * 2 * half + at % 2 * half + at % (2 * half) / 2];

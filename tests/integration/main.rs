@@ -24,6 +24,7 @@ mod golden;
 mod gpus;
 mod guard;
 mod hip;
+mod hybrids;
 mod kv_rings;
 mod kv_types;
 mod level_zero;

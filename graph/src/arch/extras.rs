@@ -2,6 +2,7 @@
 
 use super::experts::Experts;
 use super::latent::Latent;
+use super::recurrent::Recurrent;
 use super::rope::{Rope, RopeFactors};
 use serde::Serialize;
 
@@ -86,6 +87,18 @@ pub struct Extras {
     /// Multi-head latent attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<Latent>,
+    /// Kind of the recurrent layers, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recurrent: Option<Recurrent>,
+    /// Layers that are recurrent.
+    #[serde(skip_serializing_if = "LayerSet::is_none")]
+    pub recurrent_layers: LayerSet,
+    /// Name of the norm before the projection to logits.
+    #[serde(skip)]
+    pub output_norm: &'static str,
+    /// Whether one tensor holds the gate and the up projection of each feed-forward network, if the file says so.
+    #[serde(skip)]
+    pub fused_gates: bool,
     /// Whether the router has biases, if the file is a GGUF file.
     #[serde(skip)]
     pub router_bias: bool,
@@ -148,6 +161,10 @@ impl Default for Extras {
             experts: None,
             expert_layers: LayerSet::All,
             latent: None,
+            recurrent: None,
+            recurrent_layers: LayerSet::None,
+            output_norm: "output_norm",
+            fused_gates: false,
             router_bias: false,
             has_predictors: false,
             qkv_bias: false,

@@ -166,6 +166,12 @@ impl<'a> Keys<'a> {
         Ok(list.list().collect::<Result<_, _>>()?)
     }
 
+    /// Returns the whole numbers of a GGUF file's list with one for each layer. `None` if there is one number for all.
+    pub(super) fn per_layer(&self, gguf: &str) -> Option<Vec<u32>> {
+        let KeySource::Gguf(metadata, architecture) = self.source else { return None };
+        per_layer(metadata, &format!("{architecture}.{gguf}"))
+    }
+
     /// Reads which projections have biases, if the architecture has the fields `biases`. In GGUF files, the
     /// tensors tell.
     pub(crate) fn biases(&self, h: &mut Hyperparameters, biases: &[&str]) -> Result<(), ModelError> {
@@ -267,4 +273,10 @@ impl<'a> Keys<'a> {
             }
         }
     }
+}
+
+/// Returns the whole numbers of the list `key`, or `None` if there is no such list.
+pub(super) fn per_layer(metadata: &Metadata, key: &str) -> Option<Vec<u32>> {
+    let list = metadata.list::<u32>(key).ok()?;
+    list.collect::<Result<Vec<_>, _>>().ok()
 }

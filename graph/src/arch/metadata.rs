@@ -4,7 +4,7 @@
 use super::architecture::Architecture;
 use super::extras::Extras;
 use super::hyperparameters::{Hyperparameters, in_range, positive};
-use super::keys::Keys;
+use super::keys::{Keys, per_layer};
 use super::names::{EMBEDDING, LONG_FACTORS, ROPE_FACTORS};
 use super::rope::{Rope, RopeFactors, Yarn};
 use crate::error::ModelError;
@@ -38,7 +38,11 @@ impl Hyperparameters {
             metadata.find(&key(part))?.map_or(Ok(default), |value| positive(&key(part), value))
         };
         let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
-        let kv_heads = optional("attention.head_count_kv", heads)?;
+        // In some files, a list has 0 for layers without attention.
+        let kv_heads = match per_layer(metadata, &key("attention.head_count_kv")) {
+            Some(counts) => same_kv_heads(&counts, &key("attention.head_count_kv"))?,
+            None => optional("attention.head_count_kv", heads)?,
+        };
         let head_dimensions = optional("attention.key_length", (width / heads).max(1))?;
         let mut epsilon_key = key("attention.layer_norm_rms_epsilon");
         let of_layer_norms = key("attention.layer_norm_epsilon");
@@ -57,7 +61,10 @@ impl Hyperparameters {
             name: metadata.find::<&str>("general.name")?.map(str::to_string),
             layers: count("block_count")?,
             context,
-            feed_forward: count("feed_forward_length")?,
+            feed_forward: match metadata.find::<u32>(&key("expert_feed_forward_length"))? {
+                Some(_) => optional("feed_forward_length", count("expert_feed_forward_length")?)?,
+                None => count("feed_forward_length")?,
+            },
             rope: scaled(rope, metadata, architecture, &float, context, weights)?,
             epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
             vocabulary: vocabulary(weights)?,
@@ -109,6 +116,19 @@ impl Hyperparameters {
             return Ok(());
         };
         Err(ModelError::Unsupported { what })
+    }
+}
+
+/// Returns the number of KV heads of all layers that have some.
+fn same_kv_heads(counts: &[u32], key: &str) -> Result<u32, ModelError> {
+    let mut some = counts.iter().filter(|count| **count > 0);
+    let first = some.next().copied().unwrap_or(1);
+    match some.find(|count| **count != first) {
+        Some(other) => {
+            let what = format!("layers with different numbers of KV heads ({key}: {first} and {other})");
+            Err(ModelError::Unsupported { what })
+        }
+        None => in_range(key, first.into()),
     }
 }
 

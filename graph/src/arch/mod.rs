@@ -13,10 +13,12 @@ mod glm4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod granite_moe;
 pub(crate) mod hyperparameters;
 mod keys;
 mod latent;
+mod lfm2;
 mod llama;
 mod metadata;
 mod minimax_m2;
@@ -30,7 +32,9 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen35;
 mod qwen3_moe;
+mod recurrent;
 pub(crate) mod rope;
 mod rope_scaling;
 mod smollm3;
@@ -43,6 +47,7 @@ pub use experts::Experts;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
 pub use latent::{Growth, Latent};
+pub use recurrent::Recurrent;
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
 
@@ -53,7 +58,7 @@ pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unnee
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 28] = [
+pub static ARCHITECTURES: [&Architecture; 33] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -82,6 +87,11 @@ pub static ARCHITECTURES: [&Architecture; 28] = [
     &deepseek2::GLM4_MOE_LITE,
     &mistral4::MISTRAL4,
     &gpt_oss::GPT_OSS,
+    &qwen35::QWEN35,
+    &qwen35::QWEN35_MOE,
+    &lfm2::LFM2,
+    &lfm2::LFM2_MOE,
+    &granite_hybrid::GRANITE_HYBRID,
 ];
 
 impl Architecture {

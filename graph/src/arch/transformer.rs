@@ -8,11 +8,13 @@ use super::experts::Experts;
 use super::hyperparameters::Hyperparameters;
 use super::latent::Latent;
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
+use super::recurrent::Recurrent;
 use super::rope::{Rope, RopeFactors};
-use crate::builder::Builder;
+use crate::builder::{Builder, Conv, GatedBy};
 use crate::error::ModelError;
 use crate::ops::{Affine, Heads, Scores};
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::recurrent::scan::{DELTA, TILED};
 
 pub(super) use ragtag_kernels::head_norm::Form as QkNorm;
 pub(super) use ragtag_kernels::silu_mul::Gate as Function;
@@ -71,6 +73,8 @@ pub(super) struct Attention {
     pub(super) sub_norm: bool,
     /// Whether each query head has a sink, which adds to the sum of the softmax.
     pub(super) has_sinks: bool,
+    /// Whether a gate follows each query head in the projection. Queries and keys then have norms of each head.
+    pub(super) has_gates: bool,
 }
 
 /// Feed-forward network.
@@ -116,6 +120,7 @@ impl Layer {
                 qk_norm: None,
                 sub_norm: false,
                 has_sinks: false,
+                has_gates: false,
             },
             feed_forward: FeedForward {
                 hidden: h.feed_forward,
@@ -181,7 +186,7 @@ pub(super) fn build(
     builder.b.next_segment();
     let x = builder.b.gather(x);
     // The weights of the last norm contain the factor of the logits.
-    let x = builder.norm(x, "output_norm", extras.logit_scale / extras.logit_cap.unwrap_or(1.0))?;
+    let x = builder.norm(x, extras.output_norm, extras.logit_scale / extras.logit_cap.unwrap_or(1.0))?;
     let mut logits = b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
     if let Some(cap) = extras.logit_cap {
         let capped = b.unary(logits, ragtag_kernels::unary::Function::Tanh);
@@ -240,8 +245,12 @@ impl Halves<'_, '_, '_> {
         normed: NodeIndex,
         index: u32,
     ) -> Result<NodeIndex, ModelError> {
-        let Attention { heads, rope, scores, is_fused, qkv_bias, output_bias, qk_norm, sub_norm, has_sinks } =
+        let Attention { heads, rope, scores, is_fused, qkv_bias, output_bias, qk_norm, sub_norm, .. } =
             layer.attention;
+        if let Some(recurrent) = self.recurrent_at(index) {
+            let y = self.recurrent(normed, index, recurrent)?;
+            return Ok(self.b.add_residual(x, y));
+        }
         if let Some(latent) = &self.h.extras.latent {
             let attended = self.latent_attention(layer, normed, index, latent)?;
             let y = self.b.matmul(attended, &format!("blk.{index}.attn_output.weight"), self.h.width)?;
@@ -253,7 +262,8 @@ impl Halves<'_, '_, '_> {
         let parts = if is_fused {
             vec![("attn_qkv", q + 2 * kv)]
         } else {
-            vec![("attn_q", q), ("attn_k", kv), ("attn_v", kv)]
+            let queries = if layer.attention.has_gates { 2 * q } else { q };
+            vec![("attn_q", queries), ("attn_k", kv), ("attn_v", kv)]
         };
         let weights: Vec<_> = parts.iter().map(|(part, width)| (name(part), *width)).collect();
         let weights: Vec<_> = weights.iter().map(|(name, width)| (&**name, *width)).collect();
@@ -264,8 +274,17 @@ impl Halves<'_, '_, '_> {
             let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
             qkv = self.b.head_norm(qkv, heads, weights, epsilon, offset, form)?;
         }
-        let sinks = has_sinks.then(|| name("attn_sinks"));
+        let projected = qkv;
+        if layer.attention.has_gates {
+            let weights = ["attn_q_norm", "attn_k_norm"].map(name);
+            let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
+            qkv = self.b.gated_heads(projected, heads, weights, epsilon, offset)?;
+        }
+        let sinks = layer.attention.has_sinks.then(|| name("attn_sinks"));
         let mut attended = self.b.attention(qkv, index, heads, (rope, scores), sinks)?;
+        if layer.attention.has_gates {
+            attended = self.b.gate_heads(attended, projected, heads);
+        }
         if sub_norm {
             attended = self.sub_norm(attended, &name("attn_sub_norm"))?;
         }
@@ -304,6 +323,61 @@ impl Halves<'_, '_, '_> {
         self.b.latent_values(attended, heads, latent, &name("attn_v_b"))
     }
 
+    /// Returns the kind of a layer, if it is recurrent.
+    fn recurrent_at(&self, index: u32) -> Option<Recurrent> {
+        self.h.extras.recurrent.filter(|_| self.h.extras.recurrent_layers.contains(index))
+    }
+
+    /// Adds a recurrent layer.
+    fn recurrent(
+        &mut self,
+        normed: NodeIndex,
+        index: u32,
+        recurrent: Recurrent,
+    ) -> Result<NodeIndex, ModelError> {
+        let (name, width) = (|part: &str| format!("blk.{index}.{part}.weight"), self.h.width);
+        match recurrent {
+            Recurrent::ShortConv { taps } => {
+                let x = self.b.matmul(normed, &name("shortconv.in_proj"), 3 * width)?;
+                let weights = vec![name("shortconv.conv")];
+                let conv = Conv { weights, taps, columns: width, first: 2 * width, silu: false };
+                let y = self.b.causal_conv(x, index, conv, Some([0, width]))?;
+                self.b.matmul(y, &name("shortconv.out_proj"), width)
+            }
+            Recurrent::DeltaNet { taps, heads, is_tiled } => {
+                let (keys, values) = (heads.key_width(), heads.width());
+                let columns = 2 * keys + values;
+                let parts = [name("attn_qkv"), name("attn_gate"), name("ssm_beta"), name("ssm_alpha")];
+                let widths = [columns, values, heads.count, heads.count];
+                let parts: Vec<_> = parts.iter().map(|part| &**part).zip(widths).collect();
+                let x = self.b.joint_matmul(normed, &parts, &[])?;
+                let conv = Conv { weights: vec![name("ssm_conv1d")], taps, columns, first: 0, silu: true };
+                let convolved = self.b.causal_conv(x, index, conv, None)?;
+                let strengths = columns + values;
+                let flags = DELTA | if is_tiled { TILED } else { 0 };
+                let places = ([0, keys, 2 * keys], [strengths + heads.count, strengths]);
+                let y = self.b.state_scan([convolved, x], index, heads, places, flags)?;
+                let norm = GatedBy { groups: heads.count, gates_first: false, first: columns };
+                let y = self.b.gated_norm([y, x], norm, &name("ssm_norm"), self.h.epsilon)?;
+                self.b.matmul(y, &name("ssm_out"), width)
+            }
+            Recurrent::Mamba { taps, heads, has_biases } => {
+                let (inner, keys) = (heads.width(), heads.key_width());
+                let columns = inner + 2 * keys;
+                let x = self.b.matmul(normed, &name("ssm_in"), inner + columns + heads.count)?;
+                let biases = has_biases.then(|| format!("blk.{index}.ssm_conv1d.bias"));
+                let weights = [name("ssm_conv1d")].into_iter().chain(biases).collect();
+                let conv = Conv { weights, taps, columns, first: inner, silu: true };
+                let convolved = self.b.causal_conv(x, index, conv, None)?;
+                let places = ([inner + keys, inner, 0], [inner + columns, 0]);
+                let y = self.b.state_scan([convolved, x], index, heads, places, 0)?;
+                let norm = GatedBy { groups: heads.keys, gates_first: true, first: 0 };
+                let y = self.b.gated_norm([y, x], norm, &name("ssm_norm"), self.h.epsilon)?;
+                self.b.matmul(y, &name("ssm_out"), width)
+            }
+        }
+    }
+
     fn feed_forward(
         &mut self,
         layer: &Layer,
@@ -319,11 +393,15 @@ impl Halves<'_, '_, '_> {
         }
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         let biases = |part: &str| if bias { vec![format!("blk.{index}.{part}.bias")] } else { vec![] };
+        // Some models name the only network of a layer like one beside experts.
+        let is_shared = self.b.has(&name("ffn_gate_up_shexp"));
+        let [fused, last] =
+            if is_shared { ["ffn_gate_up_shexp", "ffn_down_shexp"] } else { ["ffn_up", "ffn_down"] };
         let mut inner = if !has_gate {
             let up = self.b.joint_matmul(normed, &[(&*name("ffn_up"), hidden)], &biases("ffn_up"))?;
             self.b.unary(up, of_values(function))
         } else if is_fused {
-            let gate_up = self.b.matmul(normed, &name("ffn_up"), 2 * hidden)?;
+            let gate_up = self.b.matmul(normed, &name(fused), 2 * hidden)?;
             self.b.gate(gate_up, function)
         } else {
             let weights = [(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)];
@@ -334,7 +412,7 @@ impl Halves<'_, '_, '_> {
         if sub_norm {
             inner = self.sub_norm(inner, &name("ffn_sub_norm"))?;
         }
-        let down = [(&*name("ffn_down"), self.h.width)];
+        let down = [(&*name(last), self.h.width)];
         let mut y = self.b.joint_matmul(inner, &down, &biases("ffn_down"))?;
         if layer.norms != Norms::Before {
             y = self.norm_after(y, &name("post_ffw_norm"))?;
@@ -364,8 +442,12 @@ impl Halves<'_, '_, '_> {
         };
         let y = self.b.expert_down(inner, route, index, (experts.count, experts.has_biases), width)?;
         let Some(hidden) = experts.shared else { return Ok(y) };
-        let weights = [(&*name("ffn_gate_shexp"), hidden), (&*name("ffn_up_shexp"), hidden)];
-        let gate_up = self.b.joint_matmul(normed, &weights, &[])?;
+        let gate_up = if self.b.has(&name("ffn_gate_up_shexp")) {
+            self.b.matmul(normed, &name("ffn_gate_up_shexp"), 2 * hidden)?
+        } else {
+            let weights = [(&*name("ffn_gate_shexp"), hidden), (&*name("ffn_up_shexp"), hidden)];
+            self.b.joint_matmul(normed, &weights, &[])?
+        };
         let inner = self.b.gate(gate_up, function);
         let shared = self.b.matmul(inner, &name("ffn_down_shexp"), width)?;
         if !experts.shared_gate {

@@ -57,6 +57,7 @@ impl Emitter<'_> {
             parts => Ok(parts),
         };
         let of_ring = lower.cache().is_some_and(|of| self.caches.ring_of(of.layer).is_some());
+        let of_ring = of_ring || lower.state().is_some();
         let params_offset = if of_ring { self.params.kv_ring_offset() } else { 0 };
         Ok(Site {
             capacities: self.params,
@@ -70,6 +71,7 @@ impl Emitter<'_> {
             output: self.tensor(index),
             weights: lower.weights().iter().map(parts).collect::<Result<_, _>>()?,
             cache: lower.cache().map(|of| self.caches.of(of.layer)),
+            state: lower.state().map(|of| self.caches.state(of)),
         })
     }
 

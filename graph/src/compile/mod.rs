@@ -21,6 +21,7 @@ mod storage;
 mod tests;
 
 pub(crate) use buffers::weight_buffers;
+pub(crate) use caches::state_bytes;
 
 use crate::error::{CompileError, ModelError};
 use crate::graph::OperatorGraph;

@@ -1,4 +1,4 @@
-//! Access of operators to the KV cache.
+//! Access of operators to the KV cache, and to the states of sequences.
 
 /// Head counts and head size of an attention operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,4 +31,15 @@ pub(crate) struct CacheUse {
     pub(crate) heads: Heads,
     /// Number of positions that the operator reads. `None` if it reads all, or only appends.
     pub(crate) window: Option<u32>,
+}
+
+/// State of fixed size per sequence that an operator reads and replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StateUse {
+    /// Layer that owns the state.
+    pub(crate) layer: u32,
+    /// Part of the layer's state: 0 for a convolution, and 1 for a scan.
+    pub(crate) part: usize,
+    /// Number of f32 values for each sequence.
+    pub(crate) values: u32,
 }

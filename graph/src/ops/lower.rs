@@ -1,7 +1,7 @@
 //! The compiler's view of an operator: the trait that each operator implements, and the data that its methods take
 //! and return.
 
-use super::kv::{CacheUse, Heads};
+use super::kv::{CacheUse, Heads, StateUse};
 use super::weight::Weight;
 use crate::program::StageBuffer;
 use crate::segment::ExpertReads;
@@ -56,6 +56,11 @@ pub(crate) trait Lower: fmt::Debug {
 
     /// Returns the KV cache that the operator accesses.
     fn cache(&self) -> Option<CacheUse> {
+        None
+    }
+
+    /// Returns the state that the operator reads and replaces.
+    fn state(&self) -> Option<StateUse> {
         None
     }
 
@@ -166,6 +171,7 @@ pub(crate) struct Site {
     /// Parts of each of the operator's weights.
     pub weights: Vec<Vec<Part>>,
     pub cache: Option<Cache>,
+    pub state: Option<State>,
 }
 
 /// Rows of a node's output.
@@ -197,6 +203,14 @@ pub(crate) struct Cache {
     pub model_has_rings: bool,
 }
 
+/// State of a layer for all sequences.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct State {
+    pub argument: Argument,
+    /// Number of slots.
+    pub slots: u32,
+}
+
 /// Launch of a kernel.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -220,9 +234,19 @@ impl Site {
     /// Returns the leading constants of kernels that access the KV cache: capacities of the parameter block, head
     /// counts, elements per head and number of cache blocks.
     pub fn cache_constants(&self, heads: &Heads) -> Vec<u32> {
-        let (p, blocks) = (self.capacities, self.cache().blocks);
-        let capacities = [p.rows, p.sequences, p.table_blocks, p.logit_rows];
-        [capacities, [heads.queries, heads.kv, heads.dimensions, blocks]].concat()
+        let heads = [heads.queries, heads.kv, heads.dimensions, self.cache().blocks];
+        [self.capacities(), heads].concat()
+    }
+
+    /// Returns the capacities of the parameter block, in the order of kernels that read its lists.
+    pub fn capacities(&self) -> [u32; 4] {
+        let p = self.capacities;
+        [p.rows, p.sequences, p.table_blocks, p.logit_rows]
+    }
+
+    /// Returns the state.
+    pub fn state(&self) -> State {
+        self.state.expect("a state")
     }
 
     /// Returns the KV cache.

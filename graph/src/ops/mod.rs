@@ -9,19 +9,21 @@ mod lower;
 mod matmul;
 mod norm;
 mod picks;
+mod recurrent;
 mod rope_append;
 mod rows;
 mod weight;
 
 pub(crate) use elementwise::row_copy;
-pub(crate) use kv::CacheUse;
-pub(crate) use lower::{Argument, Cache, Call, Cost, Lower, Output, Part, Site, Tensor, Work};
+pub(crate) use kv::{CacheUse, StateUse};
+pub(crate) use lower::{Argument, Cache, Call, Cost, Lower, Output, Part, Site, State, Tensor, Work};
 pub(crate) use matmul::WIDENED;
 pub(crate) use weight::{Weight, pair_pitch};
 
 pub use attention::Scores;
 pub use kv::Heads;
 pub use lower::{Rows, Shape};
+pub use recurrent::ScanHeads;
 pub use weight::Affine;
 
 use std::fmt;
@@ -94,6 +96,10 @@ operators! {
     "expert-combine" experts::ExpertCombine;
     "head-matmul" latent::HeadMatMul;
     "latent-rows" latent::LatentRows;
+    "causal-conv" recurrent::CausalConv;
+    "state-scan" recurrent::StateScan;
+    "gated-norm" recurrent::GatedNorm;
+    "gated-heads" recurrent::GatedHeads;
 }
 
 impl Operator {

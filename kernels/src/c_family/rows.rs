@@ -4,6 +4,7 @@ use super::elementwise::functions;
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::experts::gate;
 use crate::kernel::{Kernel, KvType};
+use crate::recurrent::{conv, gated_heads, gated_norm, scan};
 use crate::rows::{self, RowKernel, row_kernels};
 use crate::variant::Variant;
 use crate::{add, attention, checksum, head_norm, latent};
@@ -42,6 +43,21 @@ pub(super) fn variants() -> Vec<Variant> {
     out.push(Function {
         source: sinks_source,
         ..function(Kernel::AttentionMergeSinks, attention::merge_sinks::grid, "attention_merge_sinks")
+    });
+    let recurrent = |kernel, grid, name| Function { source: conv_source, ..function(kernel, grid, name) };
+    out.push(recurrent(Kernel::CausalConv, conv::grid, "causal_conv"));
+    let gated = |kernel, grid, name| Function {
+        source: gated_source,
+        items: HEAD_ITEMS,
+        ..function(kernel, grid, name)
+    };
+    out.push(gated(Kernel::GatedNorm, gated_norm::grid, "gated_norm"));
+    out.push(gated(Kernel::GatedHeads, gated_heads::grid, "gated_heads"));
+    out.push(Function {
+        source: scan_source,
+        items: Items(scan::ITEMS),
+        local_bytes: 12 << 10,
+        ..function(Kernel::StateScan, scan::grid, "state_scan")
     });
     let cached = KvType::ALL.map(cache_functions);
     out.extend(cached.map(|[append, ..]| append));
@@ -98,6 +114,23 @@ fn experts_source(language: KernelLanguage) -> Arc<str> {
 /// Composes a program of its own, because few models have sinks.
 fn sinks_source(language: KernelLanguage) -> Arc<str> {
     program(language, ITEMS, &[include_str!("../attention/merge_sinks.cl")])
+}
+
+/// Code of kernels that find the states of sequences.
+const STATES: [&str; 2] = [include_str!("lists.cl"), include_str!("../recurrent/state.cl")];
+
+/// Composes a program of its own, because only recurrent layers need the kernel.
+fn conv_source(language: KernelLanguage) -> Arc<str> {
+    program(language, ITEMS, &[&STATES[..], &[include_str!("../recurrent/conv.cl")]].concat())
+}
+
+fn scan_source(language: KernelLanguage) -> Arc<str> {
+    let parts = [&STATES[..], &[functions(language), include_str!("../recurrent/scan.cl")]];
+    program(language, Items(scan::ITEMS), &parts.concat())
+}
+
+fn gated_source(language: KernelLanguage) -> Arc<str> {
+    program(language, HEAD_ITEMS, &[include_str!("../recurrent/gated.cl")])
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {

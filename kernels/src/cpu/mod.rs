@@ -34,6 +34,7 @@ mod neon;
 mod packed;
 mod picks;
 mod portable;
+mod recurrent;
 mod rope_append;
 mod row;
 mod rows;
@@ -107,6 +108,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
         file_blocks::DecodeBlocks, file_blocks::EncodeBlocks, lines::Checksum,
         experts::Route, experts::GateUp, experts::Combine,
+        recurrent::CausalConv, recurrent::StateScan, recurrent::GatedNorm, recurrent::GatedHeads,
     }
     packed::<S, Int8>(out);
     packed::<S, Half>(out);

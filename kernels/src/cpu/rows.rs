@@ -120,7 +120,7 @@ unsafe impl<O: Packed> RowWise for Quantize<O> {
 
 /// Returns 1 / √(mean square + ε) for a row.
 #[inline(always)]
-fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
+pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
     let mut sums = [s.zero(); 4];
     for quad in quads {

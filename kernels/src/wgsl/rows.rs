@@ -5,6 +5,7 @@ use super::{Function, bare_program, function, program};
 use crate::attention::merge_sinks;
 use crate::experts::gate;
 use crate::kernel::Kernel;
+use crate::recurrent::{conv, gated_heads, gated_norm, scan};
 use crate::rows::{ITEMS, RowKernel, part_grid, row_kernels};
 use crate::variant::Variant;
 use crate::{add, checksum, head_norm, latent};
@@ -49,7 +50,39 @@ pub(super) fn variants() -> Vec<Variant> {
         },
         ..function(Kernel::LatentRows, latent::grid, "latent_rows", HEAD_ITEMS)
     });
+    out.extend(recurrent());
     out.into_iter().map(Function::variant).collect()
+}
+
+/// Returns the functions of recurrent layers.
+fn recurrent() -> [Function; 4] {
+    const TABLES: &str = include_str!("tables.wgsl");
+    const STATE: &str = include_str!("../recurrent/state.wgsl");
+    [
+        Function {
+            compose: |_| program(ITEMS, &[include_str!("../recurrent/conv.wgsl"), TABLES, STATE]),
+            ..function(Kernel::CausalConv, conv::grid, "causal_conv", ITEMS)
+        },
+        Function {
+            compose: |_| program(scan::ITEMS, &[include_str!("../recurrent/scan.wgsl"), TABLES, STATE]),
+            local_bytes: 12 << 10,
+            ..function(Kernel::StateScan, scan::grid, "state_scan", scan::ITEMS)
+        },
+        Function {
+            compose: |_| {
+                let parts = [include_str!("groups.wgsl"), include_str!("../recurrent/gated_norm.wgsl")];
+                program(HEAD_ITEMS, &parts)
+            },
+            ..function(Kernel::GatedNorm, gated_norm::grid, "gated_norm", HEAD_ITEMS)
+        },
+        Function {
+            compose: |_| {
+                let parts = [include_str!("groups.wgsl"), include_str!("../recurrent/gated_heads.wgsl")];
+                program(HEAD_ITEMS, &parts)
+            },
+            ..function(Kernel::GatedHeads, gated_heads::grid, "gated_heads", HEAD_ITEMS)
+        },
+    ]
 }
 
 /// Returns the functions of a row kernel, best first.

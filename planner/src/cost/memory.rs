@@ -27,6 +27,8 @@ pub struct StageCapacity {
     pub rows: u32,
     /// Largest window of the model's layers, in positions. `None` if all layers keep all positions.
     pub window: Option<u32>,
+    /// Bytes of the state of a sequence in all recurrent layers of the model. 0 if it has none.
+    pub state_bytes: u64,
     /// Maximum number of logit rows in a micro-batch.
     pub logit_rows: u32,
     /// Maximum number of micro-batches that the stage holds at once.
@@ -49,9 +51,10 @@ impl StageCapacity {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
     }
 
-    /// Returns the KV ring of the layers with a window, if it is shorter than the context.
+    /// Returns the KV ring of the layers with a window, if it is shorter than the context, or the slots of states.
     pub fn kv_ring(&self) -> Option<KvRing> {
-        KvRing::new(self.window, self.context, self.rows, self.sequences)
+        let states = KvRing::of_states(self.state_bytes, self.sequences);
+        states.or_else(|| KvRing::new(self.window, self.context, self.rows, self.sequences))
     }
 
     /// Returns the bytes of a segment's KV cache, which has one buffer for keys and one for values.
@@ -59,9 +62,13 @@ impl StageCapacity {
         sum(self.kv_buffer_bytes(kind).map(class_bytes))
     }
 
-    /// Returns the sizes of the key buffer and of the value buffer in bytes, before rounding up to a size
-    /// class.
+    /// Returns the sizes of the key buffer and of the value buffer, or of the buffers of states, in bytes, before rounding
+    /// up to a size class.
     fn kv_buffer_bytes(&self, kind: KvKind) -> [u64; 2] {
+        if kind.state_bytes != [0; 2] {
+            let slots = self.kv_ring().map_or(0, |ring| u64::from(ring.total));
+            return kind.state_bytes.map(|bytes| bytes.saturating_mul(slots));
+        }
         let blocks = match self.kv_ring().filter(|_| kind.is_windowed) {
             Some(ring) => u64::from(ring.total),
             None => u64::from(self.kv_blocks),
@@ -126,6 +133,8 @@ pub struct KvKind {
     pub value_bytes_per_position: u64,
     /// Whether the segment keeps a window of positions only.
     pub is_windowed: bool,
+    /// Bytes of the two states of a sequence, if the segment keeps those instead of keys and values.
+    pub state_bytes: [u64; 2],
 }
 
 impl From<&Segment> for KvKind {
@@ -138,6 +147,7 @@ impl From<&Segment> for KvKind {
                 .expect("keys and values take at least as much as values"),
             value_bytes_per_position,
             is_windowed: segment.window.is_some(),
+            state_bytes: segment.state_bytes,
         }
     }
 }
@@ -278,7 +288,8 @@ impl RunSizes {
                 sizes.tensors[first * n + last] = tensor;
             }
         }
-        let kinds = segments.iter().filter(|s| s.kv_bytes_per_position > 0).map(KvKind::from);
+        let keeps = |s: &&Segment| s.kv_bytes_per_position > 0 || s.state_bytes != [0; 2];
+        let kinds = segments.iter().filter(keeps).map(KvKind::from);
         let kinds: BTreeSet<KvKind> = kinds.collect();
         for kind in kinds {
             let mut before = vec![0];

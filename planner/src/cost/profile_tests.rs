@@ -28,6 +28,7 @@ fn segment(kind: SegmentKind) -> Segment {
         kv_bytes_per_position: if attends { 512 } else { 0 },
         value_bytes_per_position: if attends { 256 } else { 0 },
         window: None,
+        state_bytes: [0; 2],
         scratch_bytes: 0,
         wide_scratch_bytes: 0,
         tensor_bytes: 0,

@@ -126,7 +126,7 @@ pub(super) fn given(grid: &Grid<'_>, runs: &[Run], prefill: &Prefill) -> Option<
 }
 
 fn fits(problem: &Problem<'_>, (runs, prefill): &Placed) -> bool {
-    problem.prove_with(runs, Some(prefill)).is_ok()
+    problem.shape.state_bytes == 0 && problem.prove_with(runs, Some(prefill)).is_ok()
 }
 
 /// Returns the fastest of the placements that `placed` returns for numbers of arenas. The prefill stage of
@@ -170,6 +170,10 @@ fn starting(grid: &Grid<'_>, mut choice: Choice) -> Option<Choice> {
 /// if there are too few, if a stage on the device streams weights, or if the constraints forbid the stage. Segments
 /// that are pinned to a device in host memory may be streamed from there.
 fn prefill_run(problem: &Problem<'_>, runs: &[Run], device: usize, most: usize) -> Option<Run> {
+    if problem.shape.state_bytes > 0 {
+        // Only keys and values pass from a prefill stage to the others.
+        return None;
+    }
     // The stage computes all segments, and is one more stage.
     let Constraints { pins, max_stages, .. } = problem.input.constraints;
     let may_compute =

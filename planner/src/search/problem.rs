@@ -57,6 +57,7 @@ impl<'a> Problem<'a> {
             kv_blocks: 0,
             rows: point.chunk,
             window: lowered.segments.iter().filter_map(|segment| segment.window).max(),
+            state_bytes: lowered.segments.iter().flat_map(|segment| segment.state_bytes).sum(),
             logit_rows: limits.logit_rows_of(point.groups, point.chunk),
             slots: limits.slots,
             row_bytes: input.model.row_bytes,

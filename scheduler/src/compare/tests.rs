@@ -21,6 +21,7 @@ fn segment(kind: SegmentKind) -> Segment {
         kv_bytes_per_position: 0,
         value_bytes_per_position: 0,
         window: None,
+        state_bytes: [0; 2],
         scratch_bytes: 4096,
         wide_scratch_bytes: 4096,
         tensor_bytes: 4096,

@@ -258,6 +258,8 @@ impl RunCore {
         self.keep_promise(id);
         let sequence = self.sequence(id);
         (sequence.holding, sequence.path, sequence.entered) = (Some(holding), path, positions);
+        sequence.formed = positions;
+        sequence.plan_snapshot();
         sequence.cached_tokens.get_or_insert(positions);
         let key = (sequence.is_paused, sequence.rank);
         self.holders.insert(key);
@@ -316,16 +318,20 @@ impl RunCore {
         let next = MicroBatchId(self.next_id);
         let recompute_at = self.shape.recompute_at;
         let sequence = self.sequence(id);
-        let (generates, entered) = (sequence.generation.is_some(), sequence.entered);
+        let (generates, formed) = (sequence.generation.is_some(), sequence.formed);
+        let is_ahead = sequence.entered > formed;
         let (mut holding, key) = (sequence.holding.take(), (sequence.is_paused, sequence.rank));
         if let Some(holding) = holding.as_mut().filter(|_| sequence.shares_prefix) {
-            holding.end(sequence.root(recompute_at), entered, |first| sequence.tokens_from(first));
+            holding.end(sequence.root(recompute_at), formed, |first| sequence.tokens_from(first));
+        }
+        if let Some(holding) = holding.as_mut().filter(|_| is_ahead) {
+            self.pool.drop_state(holding);
         }
         self.generating -= u32::from(generates);
         self.holders.remove(&key);
         match holding {
-            Some(holding) if is_apart => self.retired.push((next, holding, entered)),
-            Some(holding) => self.pool.give(&holding, entered),
+            Some(holding) if is_apart => self.retired.push((next, holding, formed)),
+            Some(holding) => self.pool.give(&holding, formed),
             None => {}
         }
     }
@@ -337,6 +343,6 @@ impl RunCore {
         let freed = self.retired.extract_if(.., |(until, ..)| is_free(*until));
         let freed: Vec<(MicroBatchId, Holding, u32)> = freed.collect();
         self.may_admit |= !freed.is_empty();
-        freed.iter().for_each(|(_, holding, entered)| self.pool.give(holding, *entered));
+        freed.iter().for_each(|(_, holding, formed)| self.pool.give(holding, *formed));
     }
 }

@@ -99,6 +99,9 @@ impl RunCore {
         let id = MicroBatchId(self.next_id);
         self.next_id += 1;
         let batch = MicroBatch { id, credit, items: draft.items };
+        for item in &batch.items {
+            self.sequences.entry(item.sequence).and_modify(|sequence| sequence.formed = item.end_position());
+        }
         // On one path, the rows of later micro-batches are computed after these.
         if self.shape.prefill_from.is_none() {
             batch.items.iter().for_each(|item| self.publish(item, true));
@@ -145,10 +148,12 @@ impl RunCore {
                 Taken::Preempted => continue,
                 Taken::Later => return self.ready.push_front(id),
             }
-            let sequence = self.sequence(id);
-            assert!(sequence.decodes(), "{id} is ready without a token");
-            draft.add(item(id, sequence, 1, sequence.last_row));
+            let logits = self.sequences[&id].last_row;
+            assert!(self.sequences[&id].decodes(), "{id} is ready without a token");
+            let item = self.item(id, 1, logits);
+            draft.add(item);
             draft.decodes += 1;
+            let sequence = self.sequence(id);
             (sequence.entered, sequence.place) = (positions, Place::Nowhere);
         }
     }
@@ -189,7 +194,7 @@ impl RunCore {
                 Taken::Preempted => continue,
                 Taken::Later => return,
             }
-            let item = item(id, &self.sequences[&id], rows, logits);
+            let item = self.item(id, rows, logits);
             draft.add(item);
             let sequence = self.sequence(id);
             sequence.entered = end;
@@ -198,6 +203,23 @@ impl RunCore {
                 return;
             }
             self.unqueue(id);
+        }
+    }
+
+    /// Returns the next rows of a sequence.
+    fn item(&mut self, id: SequenceId, rows: u32, logits: LogitRows) -> Item {
+        let sequence = self.sequences.get_mut(&id).unwrap_or_else(|| panic!("{id} enters but has ended"));
+        let holding = sequence.holding.as_mut().unwrap_or_else(|| panic!("{id} enters without blocks"));
+        let ring = self.pool.enter(holding, sequence.entered);
+        Item {
+            sequence: id,
+            epoch: sequence.epoch,
+            first_position: sequence.entered,
+            prompt_tokens: sequence.start_tokens,
+            blocks: holding.full.clone(),
+            tokens: sequence.tokens_from(sequence.entered).take(rows as usize).collect(),
+            ring,
+            logits,
         }
     }
 
@@ -245,6 +267,9 @@ impl RunCore {
 fn prompt_rows(sequence: &Sequence, draft: &Draft) -> Option<(u32, LogitRows)> {
     let left = sequence.left();
     let rows = left.min(draft.rows_left);
+    let entered = sequence.entered;
+    let border = sequence.holding.as_ref().and_then(|held| held.next_snapshot(entered, entered + rows));
+    let rows = border.map_or(rows, |border| border - entered);
     let (rows, logits) = match &sequence.generation {
         // The client has these logits from an earlier epoch.
         None if sequence.entered < sequence.delivered => {
@@ -259,19 +284,4 @@ fn prompt_rows(sequence: &Sequence, draft: &Draft) -> Option<(u32, LogitRows)> {
         Some(_) => (rows, LogitRows::None),
     };
     (rows > 0).then_some((rows, logits))
-}
-
-/// Returns the sequence's next rows.
-fn item(id: SequenceId, sequence: &Sequence, rows: u32, logits: LogitRows) -> Item {
-    let blocks = sequence.holding.as_ref().unwrap_or_else(|| panic!("{id} enters without blocks"));
-    Item {
-        sequence: id,
-        epoch: sequence.epoch,
-        first_position: sequence.entered,
-        prompt_tokens: sequence.start_tokens,
-        tokens: sequence.tokens_from(sequence.entered).take(rows as usize).collect(),
-        blocks: blocks.full.clone(),
-        ring: blocks.ring.clone(),
-        logits,
-    }
 }

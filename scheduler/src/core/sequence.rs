@@ -152,6 +152,9 @@ pub(crate) struct Sequence {
     pub(crate) path: Path,
     /// Number of tokens that have entered the pipeline in this epoch, or were in the cache.
     pub(crate) entered: u32,
+    /// Number of tokens that were in a micro-batch of this epoch that was formed, or in the cache. The rows of a micro-batch
+    /// that is being formed may be dropped.
+    pub(crate) formed: u32,
     /// Number of positions whose logits the client has.
     pub(crate) delivered: u32,
     /// Length at which the sequence starts over. `None` if it does not.
@@ -196,6 +199,9 @@ impl Generation {
 /// were submitted at the same time.
 const HIGH_NS: Nanoseconds = 10_000_000_000;
 const LOW_NS: Nanoseconds = 60_000_000_000;
+
+/// Least number of tokens before the place at which the state of a prompt is kept.
+const SNAPSHOT_TOKENS: u32 = 64;
 
 impl Sequence {
     /// Creates a sequence for the request `prompt`. Rejects a request that is invalid, or that does not fit
@@ -257,6 +263,7 @@ impl Sequence {
             start_tokens: length,
             path: Path::Stages,
             entered: 0,
+            formed: 0,
             delivered: 0,
             recompute_at: None,
             cached_tokens: None,
@@ -310,9 +317,19 @@ impl Sequence {
         self.generated.push(token);
     }
 
+    /// Lets its state be kept at the last block border of its tokens, from where the next turn of a conversation can go on
+    /// whatever the reply is. A short prompt is not worth the micro-batch that this takes.
+    pub(crate) fn plan_snapshot(&mut self) {
+        let border = self.tokens().saturating_sub(1) / BLOCK_TOKENS as u32 * BLOCK_TOKENS as u32;
+        if self.shares_prefix && border >= self.entered + SNAPSHOT_TOKENS {
+            self.holding.iter_mut().for_each(|holding| holding.keep_state_at(border));
+        }
+    }
+
     /// Forgets its progress through the pipeline.
     pub(crate) fn start_over(&mut self) {
         (self.epoch, self.entered, self.start_tokens) = (self.epoch + 1, 0, self.tokens());
+        self.formed = 0;
     }
 
     /// Returns the root of the sequence's prefix, if the frequencies of sequences change at `recompute_at`

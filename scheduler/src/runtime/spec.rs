@@ -273,6 +273,9 @@ fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
     if !prefill.from_file.is_empty() {
         return wrong("cannot read weights from the model's file");
     }
+    if compiled.kv_ring.is_some_and(|ring| ring.is_states()) {
+        return wrong("cannot pass the states of recurrent layers");
+    }
     if stages.iter().all(|stage| stage.device == *device) {
         return wrong("has no other device to pass keys and values to");
     }

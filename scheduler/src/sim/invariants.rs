@@ -291,8 +291,8 @@ impl<'a> Invariants<'a> {
         let (tokens, same_epoch) = (self.tokens(sequence), self.same_epoch(item));
         let latest = self.sequences.get(&sequence).and_then(|progress| progress.latest.as_ref());
         // Rings go on only at block borders.
-        let is_place =
-            item.first_position.is_multiple_of(BLOCK_TOKENS as u32) || self.shape.kv_ring.is_none();
+        let is_border = item.first_position.is_multiple_of(BLOCK_TOKENS as u32);
+        let is_place = is_border || self.shape.kv_ring.is_none_or(|ring| ring.is_states());
         let goes_on = is_place && request.reuses(self.shape);
         let follows = match (same_epoch, latest) {
             (Some((_, latest)), _) => item.first_position == latest.end_position(),

@@ -10,6 +10,7 @@ use crate::sim::request::Prefix;
 use crate::sim::spec::{Fault, SimSpec, SimStage};
 use ragtag_graph::execution::{PREFILLS, READ_PLACES};
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_kernels::recurrent::MAX_SLOTS;
 use ragtag_transfer::{Copy, OtherEnd, ToSender, TransferId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -156,6 +157,8 @@ struct Cache {
     ring: Vec<Option<Kept>>,
     /// Window of the layer that has one.
     window: Option<u32>,
+    /// States of a recurrent layer: the last position that each of them covers.
+    states: Option<Vec<Option<Kept>>>,
 }
 
 impl StageMemory {
@@ -238,6 +241,7 @@ impl Memory {
         let blocks = [spec.run.kv_blocks, ring.map_or(0, |ring| ring.total)];
         let [full, ring_blocks] = blocks.map(|blocks| if spec.checked { blocks as usize } else { 0 });
         let empty = |blocks: usize| vec![None; blocks * BLOCK_TOKENS];
+        let has_states = ring.is_some_and(|ring| ring.is_states());
         let stage = |stage: &SimStage| StageMemory {
             slots: vec![Slot::default(); stage.slots as usize],
             parts: stage.parts.iter().map(|part| part.arena).collect(),
@@ -245,8 +249,9 @@ impl Memory {
             places: Default::default(),
             cache: Cache {
                 full: empty(full),
-                ring: empty(ring_blocks),
-                window: ring.map(|ring| ring.window),
+                ring: empty(if has_states { 0 } else { ring_blocks }),
+                window: ring.map(|ring| ring.window).filter(|_| !has_states),
+                states: has_states.then(|| vec![None; ring_blocks]),
             },
             unsummed: None,
             wrong: Vec::new(),
@@ -522,6 +527,7 @@ impl Memory {
             for at in caches {
                 self.stages[at].cache.append(micro_batch, texts)?;
                 self.stages[at].cache.attend(micro_batch, texts)?;
+                self.stages[at].cache.scan(micro_batch, texts)?;
             }
         }
         Ok(())
@@ -560,6 +566,28 @@ impl Cache {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+}
+
+impl Cache {
+    /// Checks the states from which the rows of a micro-batch go on, and replaces them.
+    fn scan(&mut self, batch: &MicroBatch, texts: &Texts) -> Result<(), String> {
+        let Some(states) = &mut self.states else { return Ok(()) };
+        for item in &batch.items {
+            let word = item.ring.first().ok_or("an item without a state")?;
+            let [from, to] = [word % MAX_SLOTS, word / MAX_SLOTS].map(|slot| slot as usize);
+            let wanted = item.first_position.checked_sub(1).map(|last| texts.at(item, last));
+            let found = states.get(from).copied().flatten();
+            if let Some(wanted) = wanted
+                && (found.is_none() || found != wanted)
+            {
+                let (reader, at) = (item.sequence, item.first_position);
+                return Err(format!("{reader} goes on at position {at} with the state {found:?}"));
+            }
+            let state = states.get_mut(to).ok_or("a state outside the slots")?;
+            *state = texts.at(item, item.end_position() - 1);
         }
         Ok(())
     }
@@ -611,7 +639,7 @@ mod tests {
 
     fn cache(window: Option<u32>) -> Cache {
         let empty = |blocks: usize| vec![None; blocks * BLOCK_TOKENS];
-        Cache { full: empty(8), ring: empty(3), window }
+        Cache { full: empty(8), ring: empty(3), window, states: None }
     }
 
     /// Checks that the simulator finds a window in a block that a sequence has overwritten too early.

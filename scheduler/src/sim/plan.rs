@@ -95,12 +95,12 @@ impl SimSpec {
             kv_blocks: plan.kv_blocks,
             kv_use: plan.kv_use,
             limits: Limits::default(),
-            kv_ring: KvRing::new(
-                segments.iter().filter_map(|segment| segment.window).max(),
-                plan.context,
-                plan.chunk,
-                plan.sequences,
-            ),
+            kv_ring: {
+                let state_bytes = segments.iter().flat_map(|segment| segment.state_bytes).sum();
+                let window = segments.iter().filter_map(|segment| segment.window).max();
+                let ring = || KvRing::new(window, plan.context, plan.chunk, plan.sequences);
+                KvRing::of_states(state_bytes, plan.sequences).or_else(ring)
+            },
             prefill_from: plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens),
             // A simulated sequence is computed once.
             recompute_at: None,

@@ -128,6 +128,7 @@ fn segment(kind: SegmentKind) -> Segment {
         kv_bytes_per_position: if kind == SegmentKind::Block { 4096 } else { 0 },
         value_bytes_per_position: if kind == SegmentKind::Block { 2048 } else { 0 },
         window: None,
+        state_bytes: [0; 2],
         scratch_bytes: 0,
         wide_scratch_bytes: 0,
         tensor_bytes: 0,

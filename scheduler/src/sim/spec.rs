@@ -265,6 +265,7 @@ impl SimSpec {
         let mut from = SmallRng::seed_from_u64(seed ^ 0x7265_6669);
         let prefill_from = prefill.as_ref().map(|_| from.random_range(1..=run.context));
         let run = RunShape { prefill_from, ..run };
+        let run = RunShape { kv_ring: random_states(seed, &run).or(run.kv_ring), ..run };
         let requests = random_requests(&mut rng, &run, seed);
         let mut faults = Vec::new();
         for stage in 0..stages.len() as u32 {
@@ -496,6 +497,13 @@ fn random_kv_ring(seed: u64, run: &RunShape) -> Option<KvRing> {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x7769_6e64);
     let window = rng.random_ratio(1, 2).then(|| rng.random_range(1..=32));
     KvRing::new(window, run.context, run.max_rows, rng.random_range(1..=4))
+}
+
+/// Returns the slots of states in a quarter of all pipelines without a prefill stage.
+fn random_states(seed: u64, run: &RunShape) -> Option<KvRing> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x7374_6174);
+    let has_states = rng.random_ratio(1, 4) && run.prefill_from.is_none();
+    has_states.then(|| KvRing { window: 0, blocks: 1, total: rng.random_range(1..=8) })
 }
 
 /// Returns a list of three random chunks, each with at most `max_rows` rows.

@@ -11,11 +11,12 @@ mod verify;
 pub use link::SoloLink;
 pub use verify::Mismatch;
 
-use ragtag_graph::CompiledStage;
+use ragtag_graph::{CompiledStage, KvRing};
 use ragtag_hal::{
     Adapter, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
     Timing, Work,
 };
+use ragtag_kernels::recurrent::slots_word;
 use ragtag_scheduler::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
 use ragtag_scheduler::direct::{LoneStage, OwnedDevice};
 use ragtag_scheduler::{Error, Picks, Result, WeightSource};
@@ -277,7 +278,12 @@ impl SoloBatch {
         f64::from(self.first_position) + (f64::from(self.rows_each) + 1.0) / 2.0
     }
 
-    fn micro_batch(&self, table_blocks: u32, ring_blocks: u32) -> MicroBatch {
+    fn micro_batch(&self, table_blocks: u32, ring: Option<KvRing>) -> MicroBatch {
+        let ring_of = |s: u32| match ring {
+            Some(ring) if ring.is_states() => [slots_word(s, s)].into(),
+            Some(KvRing { blocks, .. }) => (s * blocks..(s + 1) * blocks).collect(),
+            None => [].into(),
+        };
         let item = |s: u32| Item {
             sequence: SequenceId(u64::from(s)),
             epoch: 0,
@@ -286,7 +292,7 @@ impl SoloBatch {
             // The token values do not matter, but they should differ.
             tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
-            ring: (s * ring_blocks..(s + 1) * ring_blocks).collect(),
+            ring: ring_of(s),
             logits: if self.logits { LogitRows::Picks } else { LogitRows::None },
         };
         MicroBatch { id: MicroBatchId(0), credit: 0, items: (0..self.sequences).map(item).collect() }
@@ -384,7 +390,7 @@ impl SoloStage<'_> {
     fn micro_batch(&self, batch: &SoloBatch) -> MicroBatch {
         let CompiledStage { programs, kv_ring, .. } = self.memory.compiled();
         let table_blocks = programs.last().map_or(0, |program| program.params.table_blocks);
-        batch.micro_batch(table_blocks, kv_ring.map_or(0, |ring| ring.blocks))
+        batch.micro_batch(table_blocks, *kv_ring)
     }
 
     fn compute(&mut self, slot: u32, batch: &MicroBatch) -> Result<Point> {

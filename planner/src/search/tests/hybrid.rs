@@ -80,6 +80,7 @@ fn the_memory_of_the_prefill_stage_by_hand() {
         kv_blocks: plan.kv_blocks,
         rows: plan.chunk,
         window: None,
+        state_bytes: 0,
         logit_rows: limits.logit_rows,
         slots: limits.slots,
         row_bytes: model.row_bytes,

@@ -21,6 +21,7 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
         kv_bytes_per_position: 1024,
         value_bytes_per_position: 512,
         window: None,
+        state_bytes: [0; 2],
         scratch_bytes: MIB,
         wide_scratch_bytes: MIB,
         tensor_bytes: MIB,
@@ -37,6 +38,7 @@ pub fn model(blocks: usize, block: u64, head: u64) -> Vec<Segment> {
         kv_bytes_per_position: 0,
         value_bytes_per_position: 0,
         window: None,
+        state_bytes: [0; 2],
         ..segment(SegmentKind::Embedding, "embedding", head)
     }];
     segments.extend((0..blocks).map(|i| segment(SegmentKind::Block, &format!("block {i}"), block)));

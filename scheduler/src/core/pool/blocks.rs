@@ -204,14 +204,22 @@ impl BlockPool {
     }
 
     /// Puts a block with a few tokens into the trie, after the block `parent`. Its only holder gives it next. It
-    /// replaces an earlier tail.
-    pub(super) fn keep_tail(&mut self, block: u32, root: Root, parent: Option<u32>, tokens: &[u32]) {
+    /// replaces an earlier tail, and calls `evicted` with that block.
+    pub(super) fn keep_tail(
+        &mut self,
+        block: u32,
+        root: Root,
+        parent: Option<u32>,
+        tokens: &[u32],
+        evicted: &mut impl FnMut(u32),
+    ) {
         if self.eviction.is_none() {
             return;
         }
         if let Some(before) = self.tails.get(&(root, parent)).map(|tail| tail.block) {
             self.withdraw(before);
             self.empty.push(before);
+            evicted(before);
         }
         self.tails.insert((root, parent), Tail { block, tokens: tokens.into() });
         self.insert(block, Content { root, parent, tokens: [0; BLOCK_TOKENS] }, true);

@@ -1,0 +1,106 @@
+//! Qwen 3.5 to 3.8: three of four layers are gated delta nets, and the others have attention with gates. A quarter of each
+//! head rotates. The weights of norms are stored less 1, except those behind the delta nets.
+
+use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, ExpertOrder, USUAL, kv_heads};
+use super::experts::{self, Experts};
+use super::extras::LayerSet;
+use super::hyperparameters::Hyperparameters;
+use super::keys::{Keys, Setting};
+use super::names::{COMMON, EXPERTS, GATED, HEAD_NORMS, Names, PREDICTORS};
+use super::recurrent::{self, DELTA_NET};
+use super::transformer::{Attention, Layer};
+use crate::error::ModelError;
+use ragtag_kernels::experts::route::Choice;
+
+const NORMS: &[Names] = &[
+    ("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight"),
+    ("blk.N.post_attention_norm.weight", "model.layers.N.post_attention_layernorm.weight"),
+];
+
+const DEFAULTS: [(&str, Setting); 4] = [
+    EPSILON,
+    ("num_attention_heads", Setting::Count(16)),
+    ("head_dim", Setting::Count(256)),
+    ("partial_rotary_factor", Setting::Number(0.25)),
+];
+
+pub(super) static QWEN35: Architecture = Architecture {
+    name: "qwen35",
+    classes: &["Qwen3_5ForCausalLM"],
+    multimodal_classes: &["Qwen3_5ForConditionalGeneration"],
+    defaults: &[DEFAULTS[0], DEFAULTS[1], DEFAULTS[2], DEFAULTS[3], kv_heads(4)],
+    biases: ATTENTION_BIAS,
+    has_partial_rotation: true,
+    read,
+    layer,
+    tensors: &[COMMON, NORMS, GATED, HEAD_NORMS, PREDICTORS, DELTA_NET],
+    ..USUAL
+};
+
+pub(super) static QWEN35_MOE: Architecture = Architecture {
+    name: "qwen35moe",
+    classes: &["Qwen3_5MoeForCausalLM"],
+    multimodal_classes: &["Qwen3_5MoeForConditionalGeneration"],
+    expert_order: ExpertOrder::Rows,
+    defaults: &[
+        DEFAULTS[0],
+        DEFAULTS[1],
+        DEFAULTS[2],
+        DEFAULTS[3],
+        kv_heads(2),
+        ("num_experts", Setting::Count(256)),
+        ("num_experts_per_tok", Setting::Count(8)),
+        ("moe_intermediate_size", Setting::Count(512)),
+        ("shared_expert_intermediate_size", Setting::Count(512)),
+        // Only the experts have a size.
+        ("intermediate_size", Setting::Count(512)),
+    ],
+    biases: ATTENTION_BIAS,
+    has_partial_rotation: true,
+    read: |keys, h| {
+        read(keys, h)?;
+        let found = experts::read(keys, h, Choice::softmax(1, true))?;
+        let shared = keys.count("expert_shared_feed_forward_length", "shared_expert_intermediate_size")?;
+        let shared = Some(shared.unwrap_or(found.feed_forward));
+        h.extras.experts = Some(Experts { shared, shared_gate: true, ..found });
+        Ok(())
+    },
+    layer,
+    tensors: &[
+        COMMON,
+        NORMS,
+        EXPERTS,
+        HEAD_NORMS,
+        PREDICTORS,
+        DELTA_NET,
+        &[
+            ("blk.N.ffn_gate_inp_shexp.weight", "model.layers.N.mlp.shared_expert_gate.weight"),
+            ("blk.N.ffn_gate_shexp.weight", "model.layers.N.mlp.shared_expert.gate_proj.weight"),
+            ("blk.N.ffn_up_shexp.weight", "model.layers.N.mlp.shared_expert.up_proj.weight"),
+            ("blk.N.ffn_down_shexp.weight", "model.layers.N.mlp.shared_expert.down_proj.weight"),
+        ],
+    ],
+    ..USUAL
+};
+
+fn read(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    experts::skip_predictors(keys, h)?;
+    let period = keys.count("full_attention_interval", "full_attention_interval")?.unwrap_or(4);
+    recurrent::layers(keys, h, LayerSet::AllBut(period))?;
+    h.extras.recurrent = Some(recurrent::delta_net(keys, true)?);
+    // The first layer has one tensor for queries, keys and values, but it is a delta net.
+    h.extras.fused_qkv = false;
+    if keys.config().is_some() {
+        h.extras.norm_offset = 1.0;
+    }
+    Ok(())
+}
+
+fn layer(h: &Hyperparameters, index: u32) -> Layer {
+    let plain = Layer::plain(h, index);
+    Layer {
+        attention: Attention { has_gates: true, ..plain.attention },
+        ffn_norm: "post_attention_norm",
+        ..plain
+    }
+}
