@@ -51,12 +51,13 @@ impl KvRing {
 
     /// Returns whether the blocks are slots of states.
     pub fn is_states(&self) -> bool {
-        self.window == 0
+        self.window == 0 && self.blocks == 1
     }
 
     /// Returns whether the ring is long enough for micro-batches of up to `rows` rows.
     pub fn holds(&self, rows: u32) -> bool {
-        self.is_states() || u64::from(self.blocks) >= Self::needed_blocks(self.window, rows)
+        self.is_states()
+            || self.window > 0 && u64::from(self.blocks) >= Self::needed_blocks(self.window, rows)
     }
 
     /// Returns the largest number of blocks that hold the positions to which a micro-batch attends. The

@@ -406,3 +406,52 @@ fn turns_of_a_conversation_go_on_from_states() {
         }
     }
 }
+
+/// Checks that the planner counts the bytes of states and of parameter blocks that compiled stages have.
+#[test]
+fn states_are_in_the_memory_proof() {
+    use ragtag_graph::{Lowering, WireType, compile};
+    use ragtag_hal::pool::class_bytes;
+    use ragtag_planner::cost::{RunSizes, StageCapacity};
+    let caps = ragtag_hal::Caps {
+        languages: [ragtag_hal::KernelLanguage::Host].into(),
+        max_allocation_bytes: 1 << 40,
+        max_binding_bytes: 1 << 40,
+        ..ragtag_hal::Caps::default()
+    };
+    for golden in golden() {
+        let (_folder, model) = open_gguf(&golden);
+        let model = model.graph();
+        let lowering = Lowering {
+            activations: Activations::F32,
+            kv: ragtag_kernels::KvType::F16,
+            context: 64,
+            sequences: 3,
+            kv_blocks: Some(9),
+            chunk: 16,
+            logit_rows: 3,
+            wire_type: WireType::F32,
+        };
+        let segments = model.segments(&lowering).unwrap();
+        let capacity = StageCapacity {
+            context: 64,
+            sequences: 3,
+            kv_blocks: 9,
+            rows: 16,
+            window: None,
+            state_bytes: segments.iter().flat_map(|segment| segment.state_bytes).sum(),
+            logit_rows: 3,
+            slots: 1,
+            row_bytes: 256,
+            wire_type: WireType::F32,
+            logit_row_bytes: 160,
+            sequence_frequencies: 0,
+            verified: false,
+        };
+        let compiled = compile(model, 0..segments.len(), &lowering, &caps).unwrap();
+        let kv: u64 = compiled.kv_bytes.iter().copied().map(class_bytes).sum();
+        let promised = RunSizes::new(&segments).kv_bytes(0, segments.len(), &capacity);
+        assert_eq!((promised, capacity.params_bytes()), (kv, compiled.slot_buffers()[0]), "{}", golden.name);
+        assert!(capacity.state_bytes > 0 && capacity.kv_ring() == compiled.kv_ring, "{}", golden.name);
+    }
+}

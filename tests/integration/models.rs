@@ -46,6 +46,9 @@ fn verified() -> BTreeMap<String, [Vec<String>; 2]> {
     for (model, is_gguf) in crate::experts::verified() {
         add(&model.hyperparameters().architecture, is_gguf, "experts.json");
     }
+    for (model, is_gguf) in crate::hybrids::verified() {
+        add(&model.hyperparameters().architecture, is_gguf, "hybrids.json");
+    }
     for name in MODELS {
         let model = ragtag::Model::open(support::model_path(name)).unwrap();
         add(&model.hyperparameters().architecture, true, name);

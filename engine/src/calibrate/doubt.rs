@@ -78,6 +78,7 @@ mod tests {
             read_bytes_per_row: 0,
             kv_bytes_per_position: 64,
             window: None,
+            state_bytes: 0,
         };
         let sample = |&(rows, median_us): &(u32, f64)| {
             let at = TimePoint { rows, sequences: 1, positions: f64::from(rows) / 2.0 };

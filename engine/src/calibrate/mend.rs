@@ -121,6 +121,7 @@ pub(super) mod tests {
             read_bytes_per_row: 0,
             kv_bytes_per_position: 64,
             window: None,
+            state_bytes: 0,
         };
         let kinds = vec![KindProfile::new(key, [(1, 1), (16, 1), (512, 1)].map(sample).to_vec())];
         Profile { kinds, ..super::super::kept::tests::profile(7) }

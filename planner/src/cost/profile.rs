@@ -145,6 +145,15 @@ pub struct SegmentKey {
     /// The field of the same name in [`Segment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
+    /// Bytes of the state of a sequence.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub state_bytes: u64,
+}
+
+// Serde passes references.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// The times of one kind of segment.
@@ -223,6 +232,7 @@ impl From<&Segment> for SegmentKey {
             read_bytes_per_row: segment.read_bytes_per_row,
             kv_bytes_per_position: segment.kv_bytes_per_position,
             window: segment.window,
+            state_bytes: segment.state_bytes.iter().sum(),
         }
     }
 }
@@ -249,12 +259,13 @@ impl SegmentKey {
             read_bytes_per_row: self.read_bytes_per_row.checked_sub(half.read_bytes_per_row)?,
             kv_bytes_per_position: self.kv_bytes_per_position.checked_sub(half.kv_bytes_per_position)?,
             window,
+            state_bytes: self.state_bytes.checked_sub(half.state_bytes)?,
         })
     }
 
-    /// Returns whether the segment's time depends on the attended positions.
+    /// Returns whether the segment's time depends on the sequences, and perhaps on the attended positions.
     pub fn attends(&self) -> bool {
-        self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
+        self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0 || self.state_bytes > 0
     }
 
     /// Returns the point at which to look up this kind of segment's time for `batch`. Rows attend to at most
@@ -271,11 +282,13 @@ impl SegmentKey {
     /// Returns the memory traffic and the operation count of a segment of this kind at the point `at`.
     pub fn work(&self, at: &TimePoint) -> SegmentWork {
         let rows = f64::from(at.rows);
-        // All rows of a sequence in a micro-batch share one read of the sequence's keys and values.
+        // All rows of a sequence in a micro-batch share one read of the sequence's keys and values, and one read and write of
+        // its state.
         let bytes = self.read_bytes as f64
             + self.experts.map_or(0.0, |experts| experts.bytes_of(at.rows))
             + rows * self.read_bytes_per_row as f64
-            + f64::from(at.sequences) * at.positions * self.kv_bytes_per_position as f64;
+            + f64::from(at.sequences) * at.positions * self.kv_bytes_per_position as f64
+            + f64::from(at.sequences) * 2.0 * self.state_bytes as f64;
         let flops = rows * (self.flops_per_row as f64 + at.positions * self.flops_per_row_position as f64);
         SegmentWork { bytes, flops }
     }

@@ -36,6 +36,12 @@ pub enum Preset {
     /// 20.9 billion weights in the shape of gpt-oss-20b, with 32 experts: each token uses 4 experts and 3.6 billion weights
     #[value(name = "gpt-oss-20b")]
     GptOss20,
+    /// 27 billion weights in the shape of Qwen 3.5 27B: three of four layers are gated delta nets
+    #[value(name = "qwen3.5-27b")]
+    Qwen35B27,
+    /// 35 billion weights in the shape of Qwen 3.5 35B-A3B, with 256 experts: each token uses 8 experts and 3 billion weights
+    #[value(name = "qwen3.5-35b-a3b")]
+    Qwen35B35A3,
 }
 
 /// Architecture of a synthetic model.
@@ -53,6 +59,11 @@ pub enum Architecture {
     /// gpt-oss, whose matrices other than experts are Q8_0 if the experts are MXFP4
     #[value(name = "gpt-oss")]
     GptOss,
+    /// Qwen 3.5, whose layers are gated delta nets but for every fourth one
+    Qwen35,
+    /// Qwen 3.5 with experts and a network that all tokens use
+    #[value(name = "qwen35moe")]
+    Qwen35Moe,
 }
 
 /// Values of the latent of synthetic models, dimensions of a head that rotate, and networks of the size of an expert that all
@@ -60,6 +71,12 @@ pub enum Architecture {
 const RANK: u32 = 512;
 const ROTATING: u32 = 64;
 const SHARED: u32 = 2;
+
+/// Layers of Qwen 3.5 from one with attention to the next, its taps, values per head, and key heads of its delta nets.
+const PERIOD: u32 = 4;
+const TAPS: u32 = 4;
+const STATE: u32 = 128;
+const KEY_HEADS: u32 = 16;
 
 /// Parameters that determine the tensors and the metadata of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,16 +138,21 @@ impl Preset {
             Preset::B30A3 => (48, 2048, 32, 4, 768, 151_936, 32768),
             Preset::DeepseekV2Lite => (27, 2048, 16, 1, 1408, 102_400, 32768),
             Preset::GptOss20 => (24, 2880, 64, 8, 2880, 201_088, 131_072),
+            Preset::Qwen35B27 => (64, 5120, 24, 4, 17408, 248_320, 32768),
+            Preset::Qwen35B35A3 => (40, 2048, 16, 2, 512, 248_320, 32768),
         };
         let (experts, used_experts) = match self {
             Preset::B1A03 | Preset::GptOss20 => (32, 4),
             Preset::B30A3 => (128, 8),
             Preset::DeepseekV2Lite => (64, 6),
+            Preset::Qwen35B35A3 => (256, 8),
             _ => (0, 0),
         };
         let architecture = match self {
             Preset::DeepseekV2Lite => Architecture::Deepseek2,
             Preset::GptOss20 => Architecture::GptOss,
+            Preset::Qwen35B27 => Architecture::Qwen35,
+            Preset::Qwen35B35A3 => Architecture::Qwen35Moe,
             _ if experts > 0 => Architecture::Qwen3Moe,
             _ => Architecture::Llama,
         };
@@ -138,6 +160,7 @@ impl Preset {
             Preset::DeepseekV2Lite => 192,
             Preset::B30A3 => 128,
             Preset::GptOss20 => 64,
+            Preset::Qwen35B27 | Preset::Qwen35B35A3 => 256,
             _ => width / heads,
         };
         let tensor_type = TensorType::Q8_0;
@@ -166,12 +189,20 @@ impl Architecture {
             Architecture::Qwen3Moe => "qwen3moe",
             Architecture::Deepseek2 => "deepseek2",
             Architecture::GptOss => "gpt-oss",
+            Architecture::Qwen35 => "qwen35",
+            Architecture::Qwen35Moe => "qwen35moe",
         }
     }
 
     /// Returns whether models of this architecture are mixtures of experts.
     fn has_experts(self) -> bool {
-        matches!(self, Architecture::Qwen3Moe | Architecture::Deepseek2 | Architecture::GptOss)
+        use Architecture::{Deepseek2, GptOss, Qwen3Moe, Qwen35Moe};
+        matches!(self, Qwen3Moe | Deepseek2 | GptOss | Qwen35Moe)
+    }
+
+    /// Returns whether models of this architecture have gated delta nets.
+    fn is_hybrid(self) -> bool {
+        matches!(self, Architecture::Qwen35 | Architecture::Qwen35Moe)
     }
 }
 
@@ -185,6 +216,22 @@ impl Shape {
         header.put("general.quantization_version", 2u32);
         let is_latent = self.architecture == Architecture::Deepseek2;
         let head_width = if is_latent { RANK + ROTATING } else { self.head_width };
+        let is_hybrid = self.architecture.is_hybrid();
+        if is_hybrid {
+            for (key, number) in [
+                ("full_attention_interval", PERIOD),
+                ("ssm.conv_kernel", TAPS),
+                ("ssm.state_size", STATE),
+                ("ssm.group_count", KEY_HEADS),
+                ("ssm.time_step_rank", self.value_heads()),
+                ("ssm.inner_size", STATE * self.value_heads()),
+            ] {
+                header.put(&format!("{arch}.{key}"), number);
+            }
+        }
+        if self.architecture == Architecture::Qwen35Moe {
+            header.put(&format!("{arch}.expert_shared_feed_forward_length"), self.ffn);
+        }
         if is_latent {
             header.put(&format!("{arch}.attention.kv_lora_rank"), RANK);
             header.put(&format!("{arch}.attention.key_length_mla"), self.head_width);
@@ -205,7 +252,10 @@ impl Shape {
             ("attention.head_count_kv", self.kv_heads),
             ("attention.key_length", head_width),
             ("attention.value_length", if is_latent { RANK } else { head_width }),
-            ("rope.dimension_count", if is_latent { ROTATING } else { head_width }),
+            (
+                "rope.dimension_count",
+                if is_latent { ROTATING } else { head_width / if is_hybrid { 4 } else { 1 } },
+            ),
             ("vocab_size", self.vocabulary),
         ];
         for (key, number) in numbers {
@@ -251,14 +301,20 @@ impl Shape {
     }
 
     fn layer(&self, layer: u32, bitnet: bool, tensors: &mut Vec<Tensor>) -> Result<(), String> {
-        let (width, ffn, head) = (u64::from(self.width), u64::from(self.ffn), u64::from(self.head_width));
+        let (width, head) = (u64::from(self.width), u64::from(self.head_width));
         let (mut q_width, kv_width) = (head * u64::from(self.heads), head * u64::from(self.kv_heads));
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
         let kind = self.dense_type();
         // Matrices that add to the residual stream get smaller weights, scaled by the number of additions.
         let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
         tensors.push(norm(name("attn_norm"), width));
-        tensors.push(matrix(name("attn_q"), kind, width, q_width, 1.0)?);
+        if self.architecture.is_hybrid() && !(layer + 1).is_multiple_of(PERIOD) {
+            tensors.extend(self.delta_net(layer, residual)?);
+            tensors.push(norm(name("post_attention_norm"), width));
+            return self.network(layer, residual, tensors);
+        }
+        let gates = if self.architecture.is_hybrid() { 2 } else { 1 };
+        tensors.push(matrix(name("attn_q"), kind, width, gates * q_width, 1.0)?);
         if self.architecture == Architecture::Deepseek2 {
             tensors.extend(self.latent(layer)?);
             q_width -= u64::from(ROTATING * self.heads);
@@ -269,7 +325,7 @@ impl Shape {
         if bitnet {
             tensors.push(norm(name("attn_sub_norm"), width));
         }
-        if self.architecture == Architecture::Qwen3Moe {
+        if self.architecture == Architecture::Qwen3Moe || self.architecture.is_hybrid() {
             tensors.extend(["attn_q_norm", "attn_k_norm"].map(|part| norm(name(part), head)));
         }
         tensors.push(matrix(name("attn_output"), kind, q_width, width, residual)?);
@@ -277,7 +333,45 @@ impl Shape {
         if is_gpt_oss {
             self.extras_of_gpt_oss(layer, tensors);
         }
-        tensors.push(norm(name(if is_gpt_oss { "post_attention_norm" } else { "ffn_norm" }), width));
+        let is_post = is_gpt_oss || self.architecture.is_hybrid();
+        tensors.push(norm(name(if is_post { "post_attention_norm" } else { "ffn_norm" }), width));
+        self.network(layer, residual, tensors)
+    }
+
+    /// Returns the number of value heads of a gated delta net.
+    fn value_heads(&self) -> u32 {
+        if self.experts > 0 { 2 * KEY_HEADS } else { 3 * KEY_HEADS }
+    }
+
+    /// Returns the tensors of a gated delta net.
+    fn delta_net(&self, layer: u32, residual: f32) -> Result<Vec<Tensor>, String> {
+        let [width, heads, keys] = [self.width, self.value_heads(), 2 * KEY_HEADS * STATE].map(u64::from);
+        let (kind, values) = (self.dense_type(), heads * u64::from(STATE));
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let vector = |part: &str, shape: Vec<u64>, deviation: f32| {
+            let (bytes, values_like) = (shape.iter().product::<u64>() * 4, Values::Random { deviation });
+            Tensor { name: name(part), tensor_type: TensorType::F32, shape, bytes, values_like }
+        };
+        let columns = keys + values;
+        Ok(vec![
+            matrix(name("attn_qkv.weight"), kind, width, columns, 1.0)?,
+            matrix(name("attn_gate.weight"), kind, width, values, 1.0)?,
+            matrix(name("ssm_beta.weight"), kind, width, heads, 1.0)?,
+            matrix(name("ssm_alpha.weight"), kind, width, heads, 1.0)?,
+            vector("ssm_conv1d.weight", vec![u64::from(TAPS), columns], 0.5),
+            vector("ssm_dt.bias", vec![heads], 0.5),
+            // Near zero, states hardly decay. A positive value would let them grow.
+            vector("ssm_a", vec![heads], 1e-4),
+            norm(name("ssm_norm.weight"), u64::from(STATE)),
+            matrix(name("ssm_out.weight"), kind, values, width, residual)?,
+        ])
+    }
+
+    /// Adds the tensors of a feed-forward network.
+    fn network(&self, layer: u32, residual: f32, tensors: &mut Vec<Tensor>) -> Result<(), String> {
+        let (width, ffn, kind) = (u64::from(self.width), u64::from(self.ffn), self.dense_type());
+        let bitnet = self.architecture == Architecture::Bitnet;
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
         if self.experts > 0 {
             let count = u64::from(self.experts);
             // Logits of a router differ by more than those of a trained head.
@@ -289,8 +383,12 @@ impl Shape {
             ] {
                 tensors.push(matrices(name(part), self.tensor_type, [columns, rows, count], gain)?);
             }
-            if self.architecture == Architecture::Deepseek2 {
-                let shared = u64::from(SHARED) * ffn;
+            let is_gated = self.architecture == Architecture::Qwen35Moe;
+            if is_gated {
+                tensors.push(matrix(name("ffn_gate_inp_shexp"), TensorType::F32, width, 1, 1.0)?);
+            }
+            if is_gated || self.architecture == Architecture::Deepseek2 {
+                let shared = if is_gated { ffn } else { u64::from(SHARED) * ffn };
                 tensors.push(matrix(name("ffn_gate_shexp"), kind, width, shared, 1.0)?);
                 tensors.push(matrix(name("ffn_up_shexp"), kind, width, shared, 1.0)?);
                 tensors.push(matrix(name("ffn_down_shexp"), kind, shared, width, residual)?);
@@ -351,7 +449,8 @@ impl Shape {
         }
         if self.architecture.has_experts() != (self.experts > 0) {
             return Err(
-                "qwen3moe, deepseek2 and gpt-oss need experts, and other architectures have none".into()
+                "qwen3moe, qwen35moe, deepseek2 and gpt-oss need experts, and other architectures have none"
+                    .into(),
             );
         }
         if self.architecture == Architecture::Deepseek2 && head_width <= ROTATING {

@@ -127,6 +127,8 @@ fn presets_have_the_sizes_in_their_names() {
         (Preset::B1_1, 1090..1110),
         (Preset::DeepseekV2Lite, 16_150..16_250),
         (Preset::GptOss20, 20_850..20_950),
+        (Preset::Qwen35B27, 26_800..27_000),
+        (Preset::Qwen35B35A3, 34_500..34_800),
     ] {
         let tensors = preset.shape().tensors().unwrap();
         let values: u64 = tensors.iter().map(Tensor::values).sum();
