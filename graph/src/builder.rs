@@ -382,13 +382,14 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a node that scans the rows of the first input. The second one has the gates. `places` gives the first columns
-    /// of queries, keys and values, and those of the gates of decays and of strengths.
+    /// of queries, keys and values, and those of the gates of decays and of strengths with the distance between the gates of
+    /// the heads of two key heads.
     pub(crate) fn state_scan(
         &mut self,
         inputs: [NodeIndex; 2],
         layer: u32,
         heads: ScanHeads,
-        (columns, gates): ([u32; 3], [u32; 2]),
+        (columns, gates): ([u32; 3], [u32; 3]),
         flags: u32,
     ) -> Result<NodeIndex, ModelError> {
         let name = |part: &str| format!("blk.{layer}.{part}");

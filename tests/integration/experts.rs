@@ -15,6 +15,7 @@ use tempfile::TempDir;
 /// Shape and values of tensors, by name.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
+#[derive(Clone)]
 pub struct Golden {
     /// Class of `transformers`, without its ending.
     pub name: String,

@@ -61,10 +61,26 @@ fn weight(_: &str, tensor: usize, at: usize, key: &str) -> f32 {
 pub fn verified() -> Vec<(Model, bool)> {
     let opened = |golden: Golden| {
         let (_file, gguf) = open_gguf(&golden);
+        let next = (golden.name == "Qwen3_5Moe").then(|| (open_next(&golden).1, true));
         let (_folder, directory) = golden.open(&golden.tensors, TensorType::F32);
-        [(gguf, true), (directory, false)]
+        [(gguf, true), (directory, false)].into_iter().chain(next)
     };
     golden().into_iter().flat_map(opened).collect()
+}
+
+/// Writes a GGUF file of Qwen3-Next, which computes what Qwen 3.5 MoE does. Its value heads are in the order of directories,
+/// and one matrix has the gates of both kinds, those of each key head together.
+fn open_next(golden: &Golden) -> (TempDir, Model) {
+    let mut next = golden.clone();
+    next.name = "Qwen3Next".into();
+    for layer in 0..2 {
+        let of = |part: &str| format!("model.layers.{layer}.linear_attn.in_proj_{part}.weight");
+        let [strengths, decays] = ["b", "a"].map(|part| next.tensors.remove(&of(part)).unwrap().1);
+        let pairs = strengths.chunks_exact(2 * 64).zip(decays.chunks_exact(2 * 64));
+        let joint = pairs.flat_map(|(strengths, decays)| [strengths, decays].concat()).collect();
+        next.tensors.insert(of("ba"), (vec![8, 64], joint));
+    }
+    open_gguf(&next)
 }
 
 fn setup() -> Setup<'static> {
@@ -99,6 +115,7 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
     let architecture = match &*golden.name {
         "Qwen3_5" => "qwen35",
         "Qwen3_5Moe" => "qwen35moe",
+        "Qwen3Next" => "qwen3next",
         "Lfm2" => "lfm2",
         "Lfm2Moe" => "lfm2moe",
         _ => "granitehybrid",
@@ -126,7 +143,7 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
     ];
     // The file of a dense model has the size of its only network, and that of Qwen has no size without experts.
     let is_dense_granite = golden.name == "GraniteMoeHybrid-Dense";
-    let skipped = if architecture == "qwen35moe" { "feed_forward_length" } else { "" };
+    let skipped = if ["qwen35moe", "qwen3next"].contains(&architecture) { "feed_forward_length" } else { "" };
     for (key, fields) in keys.into_iter().filter(|(key, _)| *key != skipped) {
         let fields = match key {
             "feed_forward_length" if is_dense_granite => &["shared_intermediate_size"],
@@ -143,7 +160,7 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
     let per_layer: Vec<u32> =
         kinds.iter().map(|kind| if kind == "full_attention" { kv_heads } else { 0 }).collect();
     match architecture {
-        "qwen35" | "qwen35moe" => {
+        "qwen35" | "qwen35moe" | "qwen3next" => {
             put(writer, "attention.head_count_kv", kv_heads);
             put(writer, "full_attention_interval", 3);
             put(writer, "rope.dimension_count", 16);
@@ -203,7 +220,8 @@ fn gguf_tensors(
     shape: &[usize],
     values: &[f32],
 ) -> Vec<(String, Vec<usize>, Vec<f32>)> {
-    let is_qwen = golden.name.starts_with("Qwen3_5");
+    let is_qwen = golden.name.starts_with("Qwen3");
+    let is_tiled = golden.name.starts_with("Qwen3_5");
     // The files of this architecture have 1 added to the weights of norms.
     let is_shifted = is_qwen && key.ends_with("norm.weight") && !key.ends_with("linear_attn.norm.weight");
     let values: Vec<f32> = values.iter().map(|value| if is_shifted { value + 1.0 } else { *value }).collect();
@@ -277,6 +295,7 @@ fn gguf_tensors(
         ("linear_attn.in_proj_z.weight", "attn_gate.weight"),
         ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
         ("linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
+        ("linear_attn.in_proj_ba.weight", "ssm_ba.weight"),
         ("mamba.in_proj.weight", "ssm_in.weight"),
         ("conv1d.weight", "ssm_conv1d.weight"),
         ("conv1d.bias", "ssm_conv1d.bias"),
@@ -304,7 +323,7 @@ fn gguf_tensors(
         _ => (shape.to_vec(), values),
     };
     let values = match &*name {
-        _ if !is_qwen => values,
+        _ if !is_tiled => values,
         "attn_qkv.weight" | "ssm_conv1d.weight" => {
             // Queries and keys come first.
             let (before, of_values) = values.split_at(values.len() / 2);
@@ -335,6 +354,10 @@ fn logits_of_hybrids_are_those_of_transformers() {
         }
         let (_folder, gguf) = open_gguf(&golden);
         golden.check(&gguf, &setup(), "GGUF");
+        if golden.name == "Qwen3_5Moe" {
+            let (_folder, next) = open_next(&golden);
+            golden.check(&next, &setup(), "GGUF of Qwen3-Next");
+        }
     }
 }
 
@@ -405,6 +428,43 @@ fn turns_of_a_conversation_go_on_from_states() {
             ids.extend([3, 9, 21].map(|id| (id + turn) % 40));
         }
     }
+}
+
+/// Checks that conversations which branch off one trunk compute few of the tokens that they share with earlier ones, and
+/// give the tokens of runs that share nothing.
+#[test]
+fn branching_conversations_share_their_trunk() {
+    const TRUNK: u32 = 100;
+    let mut golden = golden().into_iter().find(|golden| golden.name == "Qwen3_5").unwrap();
+    golden.config["max_position_embeddings"] = json!(512);
+    let (_folder, model) = golden.open(&golden.tensors, TensorType::F32);
+    let setup = Setup { context: 256, sequences: 3, ..setup() };
+    let (sharing, fresh) = (engine(&model, &setup), engine(&model, &setup));
+    let reply = |engine: &ragtag::Engine, ids: &[u32], cache: bool| {
+        let generation = ragtag::Generation { cache, ..greedy(3) };
+        let stream = engine.session().generate(Prompt::Tokens(ids), &generation).unwrap();
+        block_on(listen(stream)).unwrap()
+    };
+    let (mut shared, mut cached) = (0, 0);
+    let mut replied: Vec<Vec<u32>> = Vec::new();
+    for turn in 0..2 {
+        for at in 0..20 {
+            let more = (0..20).map(|i| (i * (at + 3) + turn + at) % 37 + 3);
+            let mut ids: Vec<u32> = match turn {
+                0 => (0..TRUNK).map(|i| (i * 11 + i / 7) % 37 + 3).collect(),
+                _ => replied[at as usize].clone(),
+            };
+            shared += if turn == 0 { if at == 0 { 0 } else { TRUNK } } else { ids.len() as u32 };
+            ids.extend(more);
+            let heard = reply(&sharing, &ids, true);
+            assert_eq!(heard.ids, reply(&fresh, &ids, false).ids, "conversation {at}, turn {turn}");
+            cached += heard.summary.cached_tokens;
+            let ids = [ids, heard.ids].concat();
+            if turn == 0 { replied.push(ids) } else { replied[at as usize] = ids }
+        }
+    }
+    println!("{cached} of {shared} shared tokens were in the cache");
+    assert!(cached * 10 >= shared * 8, "{cached} of {shared}");
 }
 
 /// Checks that the planner counts the bytes of states and of parameter blocks that compiled stages have.

@@ -58,7 +58,7 @@ pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unnee
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 33] = [
+pub static ARCHITECTURES: [&Architecture; 34] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -89,6 +89,7 @@ pub static ARCHITECTURES: [&Architecture; 33] = [
     &gpt_oss::GPT_OSS,
     &qwen35::QWEN35,
     &qwen35::QWEN35_MOE,
+    &qwen35::QWEN3_NEXT,
     &lfm2::LFM2,
     &lfm2::LFM2_MOE,
     &granite_hybrid::GRANITE_HYBRID,

@@ -1,4 +1,4 @@
-//! Qwen 3.5 to 3.8: three of four layers are gated delta nets, and the others have attention with gates. A quarter of each
+//! Qwen 3.5 to 3.8, and GGUF files of Qwen3-Next: three of four layers are gated delta nets, and the others have attention with gates. A quarter of each
 //! head rotates. The weights of norms are stored less 1, except those behind the delta nets.
 
 use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, ExpertOrder, USUAL, kv_heads};
@@ -81,6 +81,19 @@ pub(super) static QWEN35_MOE: Architecture = Architecture {
         ],
     ],
     ..USUAL
+};
+
+/// Directories of Qwen3-Next have rows in the order of key heads, which is not supported.
+pub(super) static QWEN3_NEXT: Architecture = Architecture {
+    name: "qwen3next",
+    classes: &[],
+    multimodal_classes: &[],
+    read: |keys, h| {
+        (QWEN35_MOE.read)(keys, h)?;
+        h.extras.recurrent = Some(recurrent::delta_net(keys, false)?);
+        Ok(())
+    },
+    ..QWEN35_MOE
 };
 
 fn read(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {

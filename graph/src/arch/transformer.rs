@@ -347,15 +347,24 @@ impl Halves<'_, '_, '_> {
             Recurrent::DeltaNet { taps, heads, is_tiled } => {
                 let (keys, values) = (heads.key_width(), heads.width());
                 let columns = 2 * keys + values;
-                let parts = [name("attn_qkv"), name("attn_gate"), name("ssm_beta"), name("ssm_alpha")];
-                let widths = [columns, values, heads.count, heads.count];
+                // One tensor may have the gates of both kinds, which take turns by key head.
+                let is_joint = self.b.has(&name("ssm_ba"));
+                let gates = if is_joint { vec!["ssm_ba"] } else { vec!["ssm_beta", "ssm_alpha"] };
+                let parts: Vec<_> = ["attn_qkv", "attn_gate"].into_iter().chain(gates).map(name).collect();
+                let count = if is_joint { 2 * heads.count } else { heads.count };
+                let widths = [columns, values, count, count];
                 let parts: Vec<_> = parts.iter().map(|part| &**part).zip(widths).collect();
                 let x = self.b.joint_matmul(normed, &parts, &[])?;
                 let conv = Conv { weights: vec![name("ssm_conv1d")], taps, columns, first: 0, silu: true };
                 let convolved = self.b.causal_conv(x, index, conv, None)?;
                 let strengths = columns + values;
                 let flags = DELTA | if is_tiled { TILED } else { 0 };
-                let places = ([0, keys, 2 * keys], [strengths + heads.count, strengths]);
+                let sharing = heads.count / heads.keys;
+                let gates = match is_joint {
+                    true => [strengths + sharing, strengths, 2 * sharing],
+                    false => [strengths + heads.count, strengths, sharing],
+                };
+                let places = ([0, keys, 2 * keys], gates);
                 let y = self.b.state_scan([convolved, x], index, heads, places, flags)?;
                 let norm = GatedBy { groups: heads.count, gates_first: false, first: columns };
                 let y = self.b.gated_norm([y, x], norm, &name("ssm_norm"), self.h.epsilon)?;
@@ -369,7 +378,7 @@ impl Halves<'_, '_, '_> {
                 let weights = [name("ssm_conv1d")].into_iter().chain(biases).collect();
                 let conv = Conv { weights, taps, columns, first: inner, silu: true };
                 let convolved = self.b.causal_conv(x, index, conv, None)?;
-                let places = ([inner + keys, inner, 0], [inner + columns, 0]);
+                let places = ([inner + keys, inner, 0], [inner + columns, 0, heads.count / heads.keys]);
                 let y = self.b.state_scan([convolved, x], index, heads, places, 0)?;
                 let norm = GatedBy { groups: heads.keys, gates_first: true, first: 0 };
                 let y = self.b.gated_norm([y, x], norm, &name("ssm_norm"), self.h.epsilon)?;

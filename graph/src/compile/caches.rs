@@ -22,7 +22,7 @@ pub(super) struct Caches {
     layers: Vec<(u32, Kept)>,
 }
 
-/// What a layer keeps of a sequence. Each layer has two buffers.
+/// Content of a layer's two buffers for each sequence.
 #[derive(Clone, Copy, PartialEq)]
 enum Kept {
     /// Keys and values of these heads.
@@ -31,7 +31,7 @@ enum Kept {
     States([u32; 2]),
 }
 
-/// Returns the numbers of values of a layer's states, of which no buffer is empty.
+/// Returns the numbers of values of each layer's states. No buffer is empty.
 fn state_values(used: impl Iterator<Item = StateUse>) -> BTreeMap<u32, [u32; 2]> {
     let mut values: BTreeMap<u32, [u32; 2]> = BTreeMap::new();
     for StateUse { layer, part, values: count } in used {

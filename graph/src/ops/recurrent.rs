@@ -99,8 +99,9 @@ pub struct StateScan {
     pub heads: ScanHeads,
     /// First columns of queries, keys and values in the first input.
     pub columns: [u32; 3],
-    /// First columns of the gates of the decay and of the strength in the second input.
-    pub gates: [u32; 2],
+    /// First columns of the gates of the decay and of the strength in the second input, and the distance between the gates
+    /// of the heads of two key heads.
+    pub gates: [u32; 3],
     /// Flags of [`ragtag_kernels::recurrent::scan`].
     pub flags: u32,
     /// Names of the tensors with the decays, their biases and, without the delta rule, the direct factors.
@@ -136,7 +137,8 @@ impl Lower for StateScan {
         let gates = site.inputs[1].expect("gates");
         let ScanHeads { count, keys, key_dimension, value_dimension } = self.heads;
         let heads = [count, keys, key_dimension, value_dimension, x.width];
-        let of_gates = [gates.width, self.gates[0], self.gates[1], self.flags, state.slots];
+        let [decay, strength, stride] = self.gates;
+        let of_gates = [gates.width, decay, strength, stride, self.flags, state.slots];
         let weights = site.weight(0);
         let arguments =
             vec![site.params, x.argument, gates.argument, weights, state.argument, site.output.argument];

@@ -140,9 +140,23 @@ impl HostKernel for StateScan {
 
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let (capacities, others) = split_capacities::<13>(call.constants);
-        let [heads, key_heads, keys, values, pitch, q_at, k_at, v_at, gate_pitch, a_at, b_at, flags, slots] =
-            others;
+        let (capacities, others) = split_capacities::<14>(call.constants);
+        let [
+            heads,
+            key_heads,
+            keys,
+            values,
+            pitch,
+            q_at,
+            k_at,
+            v_at,
+            gate_pitch,
+            a_at,
+            b_at,
+            stride,
+            flags,
+            slots,
+        ] = others;
         let [heads, key_heads, keys, values] = [heads, key_heads, keys, values].map(|n| n as usize);
         let [pitch, q_at, k_at, v_at] = [pitch, q_at, k_at, v_at].map(|n| n as usize);
         let [gate_pitch, a_at, b_at] = [gate_pitch, a_at, b_at].map(|n| n as usize);
@@ -155,6 +169,8 @@ impl HostKernel for StateScan {
         let (mut of_q, mut of_k) = (vec![0.0_f32; values], vec![0.0_f32; values]);
         for head in groups.start as usize..groups.end as usize {
             let key_head = if flags & TILED > 0 { head % key_heads } else { head / (heads / key_heads) };
+            let (sharing, stride) = (heads / key_heads, stride as usize);
+            let gate = head / sharing * stride + head % sharing;
             let a = if flags & LOGARITHM > 0 { -weights[head].exp() } else { weights[head] };
             let (bias, direct) =
                 (weights[heads + head], if is_delta { 0.0 } else { weights[2 * heads + head] });
@@ -172,13 +188,13 @@ impl HostKernel for StateScan {
                     let part = |column: usize, count: usize| &x[row * pitch + column..][..count];
                     let (q, k) = (part(q_at + key_head * keys, keys), part(k_at + key_head * keys, keys));
                     let v = part(v_at + head * values, values);
-                    let raw = gates[row * gate_pitch + a_at + head] + bias;
+                    let raw = gates[row * gate_pitch + a_at + gate] + bias;
                     let delta = if raw > 20.0 { raw } else { raw.exp().ln_1p() };
                     let decay = (a * delta).exp();
                     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
                     let (strength, q_scale, k_scale) = match is_delta {
                         true => (
-                            1.0 / (1.0 + (-gates[row * gate_pitch + b_at + head]).exp()),
+                            1.0 / (1.0 + (-gates[row * gate_pitch + b_at + gate]).exp()),
                             1.0 / ((dot(q, q) + 1e-6) * keys as f32).sqrt(),
                             1.0 / (dot(k, k) + 1e-6).sqrt(),
                         ),

@@ -25,7 +25,7 @@ use ragtag_hal::{Access, EntryAbi};
 /// Largest number of taps.
 pub const MAX_TAPS: u32 = 8;
 
-/// What a launch does. The kernel receives the discriminant. Groups of other rows read the state, so a launch must not
+/// Part of the work that a launch does. The kernel receives the discriminant. Groups of other rows read the state, so a launch must not
 /// replace the state of a run with several rows that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]

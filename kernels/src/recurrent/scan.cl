@@ -22,7 +22,7 @@ KERNEL(ITEMS) state_scan(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT gates,
     const GLOBAL float *RESTRICT weights, GLOBAL float *state, GLOBAL float *RESTRICT out,
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint heads, uint key_heads, uint keys, uint values,
-    uint pitch, uint q_at, uint k_at, uint v_at, uint gate_pitch, uint a_at, uint b_at, uint flags, uint slots
+    uint pitch, uint q_at, uint k_at, uint v_at, uint gate_pitch, uint a_at, uint b_at, uint gate_stride, uint flags, uint slots
 ) {
     BEGIN();
     SHARED float q[TILE * STRIDE] ALIGNED;
@@ -41,8 +41,9 @@ KERNEL(ITEMS) state_scan(
     bool reads = begins && is_column && at.positions[row] > 0 && slot.x < slots;
     bool writes = begins && is_column && slot.y < slots;
     const GLOBAL float *old = state + (reads ? ((size_t)slot.x * heads + head) * size : 0);
-    uint key_head = flags & TILED ? head % key_heads : head / (heads / key_heads);
+    uint sharing = heads / key_heads, key_head = flags & TILED ? head % key_heads : head / sharing;
     bool is_delta = (flags & DELTA) != 0;
+    uint gate = head / sharing * gate_stride + head % sharing;
     float s[SPAN];
     #pragma unroll
     for (uint i = 0; i < SPAN; i++) {
@@ -76,7 +77,7 @@ KERNEL(ITEMS) state_scan(
         }
         BARRIER();
         if (ITEM < tile) {
-            const GLOBAL float *of_row = gates + (size_t)(row + ITEM) * gate_pitch + head;
+            const GLOBAL float *of_row = gates + (size_t)(row + ITEM) * gate_pitch + gate;
             float raw = of_row[a_at] + bias, delta = raw > 20.0f ? raw : log(1.0f + exp(raw));
             // A small number of an exponential is its logarithm's.
             delta = raw < -9.0f ? exp(raw) : delta;

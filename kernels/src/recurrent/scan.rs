@@ -11,7 +11,8 @@
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), the heads, the key heads, the key
 //! dimension (at most [`MAX_KEY_DIMENSION`]), the value dimension, the pitch, the first columns of queries, keys and
-//! values, the gate pitch, the first columns of the decay's and of the strength's gates, the flags, and the slots.
+//! values, the gate pitch, the first columns of the decay's and of the strength's gates, the distance between the gates of
+//! the heads of two key heads, the flags, and the slots.
 //!
 //! For each row of a sequence, head h has the query q and the key k of its key head, the value v, and
 //! Δ = softplus(gate + bias). Its state S decays: S ← S · exp(A · Δ), with A = −exp(weight) under [`LOGARITHM`].
@@ -51,7 +52,7 @@ const EPSILON: f64 = 1e-6;
 pub static ABI: EntryAbi = EntryAbi {
     name: "state_scan",
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Write],
-    constants: 17,
+    constants: 18,
     extents: |constants, extents| {
         let [
             rows,
@@ -69,6 +70,7 @@ pub static ABI: EntryAbi = EntryAbi {
             gate_pitch,
             a,
             b,
+            stride,
             flags,
             slots,
         ] = array(constants);
@@ -80,7 +82,10 @@ pub static ABI: EntryAbi = EntryAbi {
         let in_rows = fits(q, key_heads, keys, pitch)
             && fits(k, key_heads, keys, pitch)
             && fits(v, heads, values, pitch);
-        let in_gates = fits(a, heads, 1, gate_pitch) && (!is_delta || fits(b, heads, 1, gate_pitch));
+        let sharing = heads.checked_div(key_heads).unwrap_or(0);
+        let gated =
+            |first: u32| fits(first, key_heads.saturating_sub(1), stride, gate_pitch.saturating_sub(sharing));
+        let in_gates = gate_pitch >= sharing && gated(a) && (!is_delta || gated(b));
         let divides =
             key_heads > 0 && heads.is_multiple_of(key_heads) && keys <= MAX_KEY_DIMENSION && keys > 0;
         if !in_rows || !in_gates || !divides || sequences == 0 || blocks == 0 {
@@ -156,6 +161,9 @@ fn case(
     let is_delta = flags & DELTA > 0;
     let [q_at, k_at, v_at] = [1, 1 + key_heads * keys, 3 + 2 * key_heads * keys];
     let (pitch, gate_pitch) = (v_at + heads * values + 2, 2 * heads + 3);
+    // The gates of both kinds take turns in every second case.
+    let sharing = heads / key_heads;
+    let (stride, b_at) = if keys % 2 == 0 { (sharing, 2 + heads) } else { (2 * sharing, 2 + sharing) };
     let x = random.floats(capacity * pitch, 1.0);
     let gates = random.floats(capacity * gate_pitch, 3.0);
     let mut weights = random.floats(heads * if is_delta { 2 } else { 3 }, 1.0);
@@ -178,7 +186,10 @@ fn case(
                 None => vec![0.0; size],
             };
             for row in first..first + rows {
-                let number = |column: usize| f64::from(gates[row * gate_pitch + column]);
+                let number = |first: usize| {
+                    let at = first + head / sharing * stride + head % sharing;
+                    f64::from(gates[row * gate_pitch + at])
+                };
                 let head_weights = weights[head..].iter().step_by(heads).map(|w| f64::from(*w));
                 let head_weights: Vec<f64> = head_weights.collect();
                 let part = |column: usize, count: usize| -> Vec<f64> {
@@ -188,7 +199,7 @@ fn case(
                 let (mut q, mut k) = (part(q_at + key_head * keys, keys), part(k_at + key_head * keys, keys));
                 let v = part(v_at + head * values, values);
                 let a = if flags & LOGARITHM > 0 { -head_weights[0].exp() } else { head_weights[0] };
-                let delta = (number(2 + head) + head_weights[1]).exp().ln_1p();
+                let delta = (number(2) + head_weights[1]).exp().ln_1p();
                 let decay = (a * delta).exp();
                 if is_delta {
                     for (vector, scale) in [(&mut q, 1.0 / (keys as f64).sqrt()), (&mut k, 1.0)] {
@@ -197,7 +208,7 @@ fn case(
                     }
                 }
                 let strength = match is_delta {
-                    true => 1.0 / (1.0 + (-number(2 + heads + head)).exp()),
+                    true => 1.0 / (1.0 + (-number(b_at)).exp()),
                     false => delta,
                 };
                 s.iter_mut().for_each(|value| *value *= decay);
@@ -223,7 +234,7 @@ fn case(
         "{starts:?} in {capacity} rows, {heads} heads on {key_heads}, {keys} × {values}, flags {flags}, lies {lies}"
     );
     let mut constants = runs.constants();
-    constants.extend([heads, key_heads, keys, values, pitch, q_at, k_at, v_at, gate_pitch, 2, 2 + heads]);
+    constants.extend([heads, key_heads, keys, values, pitch, q_at, k_at, v_at, gate_pitch, 2, b_at, stride]);
     constants.extend([flags as usize, runs.count]);
     let build = Build::new(Kernel::StateScan, label, &constants).words(&runs.params.words());
     let build = build.floats(&x).floats(&gates).floats(&weights).floats(&state);

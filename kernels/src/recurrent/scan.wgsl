@@ -18,6 +18,7 @@ struct Constants {
     gate_pitch: u32,
     a_at: u32,
     b_at: u32,
+    gate_stride: u32,
     flags: u32,
     // Number of slots.
     cache_blocks: u32,
@@ -75,7 +76,9 @@ fn state_scan(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoca
     let reads = is_column && position_of(row) > 0u && slot.x < c.cache_blocks;
     let writes = is_column && slot.y < c.cache_blocks;
     let old = select(0u, (slot.x * c.heads + head) * size, reads);
-    let key_head = select(head / (c.heads / c.key_heads), head % c.key_heads, (c.flags & TILED) > 0u);
+    let sharing = c.heads / c.key_heads;
+    let key_head = select(head / sharing, head % c.key_heads, (c.flags & TILED) > 0u);
+    let gate = head / sharing * c.gate_stride + head % sharing;
     let is_delta = (c.flags & DELTA) > 0u;
     var s: array<f32, 32>;
     for (var i = 0u; i < SPAN; i++) {
@@ -118,7 +121,7 @@ fn state_scan(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoca
         }
         workgroupBarrier();
         if item < tile {
-            let of_row = (row + item) * c.gate_pitch + head;
+            let of_row = (row + item) * c.gate_pitch + gate;
             let raw = gates[of_row + c.a_at] + bias;
             var delta = log(1.0 + exp(raw));
             // The logarithm of 1 plus a small number is this number.

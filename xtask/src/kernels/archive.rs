@@ -12,8 +12,8 @@ use std::process::Command;
 const COMPRESSOR: &str = "zstd";
 
 /// Uncompressed size that a block exceeds only if one program does. A larger block compresses better, and takes longer to
-/// load: 10 milliseconds for the last program of a block in this size.
-const BLOCK_BYTES: usize = 4 << 20;
+/// load: 20 milliseconds for the last program of a block in this size.
+const BLOCK_BYTES: usize = 8 << 20;
 
 /// Maps a program's name and architecture to the digest of its source and its code.
 pub(super) type Programs = BTreeMap<(String, String), (String, Vec<u8>)>;
