@@ -302,7 +302,7 @@ impl<'a> Builder<'a> {
     ) -> Result<NodeIndex, ModelError> {
         let dimensions = heads.dimensions;
         let shapes = match form {
-            Form::Heads => [vec![dimensions], vec![dimensions]],
+            Form::Heads | Form::Values => [vec![dimensions], vec![dimensions]],
             Form::Whole => [vec![heads.query_width()], vec![heads.kv_width()]],
             Form::Centred => [vec![dimensions, heads.queries], vec![dimensions, heads.kv]],
         };
@@ -506,7 +506,7 @@ impl<'a> Builder<'a> {
         choice: Choice,
         biases: &str,
     ) -> Result<NodeIndex, ModelError> {
-        let biases = choice.is_biased.then(|| biases.to_owned());
+        let biases = choice.has_numbers().then(|| biases.to_owned());
         if let Some(name) = &biases {
             let count = self.graph.node(logits).width;
             // Some checkpoints have a matrix of one row.

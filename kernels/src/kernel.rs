@@ -324,6 +324,8 @@ kernels! {
     "gated-norm" GatedNorm => recurrent::gated_norm::GatedNorm;
     /// Queries, keys and values of heads with gates.
     "gated-heads" GatedHeads => recurrent::gated_heads::GatedHeads;
+    /// xIELU, an activation function with learned numbers.
+    "xielu" Xielu => xielu::Xielu;
 }
 
 impl Kernel {

@@ -57,6 +57,7 @@ pub mod unary;
 mod variant;
 mod wgsl;
 pub mod widen;
+pub mod xielu;
 
 pub use activations::{activations_for, has_f16_products, has_matrix_products};
 pub use cases::{Case, cases, random_case};

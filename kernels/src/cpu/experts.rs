@@ -60,8 +60,10 @@ unsafe impl RowWise for Route {
         top_of_row(s, scores, &mut Best { values, indices: ids });
         values.iter_mut().zip(&*ids).for_each(|(value, id)| *value = probability(logits[*id as usize]));
         let sum = if choice.is_normalised { values.iter().sum::<f32>() + choice.epsilon } else { 1.0 };
-        for (weight, value) in weights.iter_mut().zip(values) {
-            *weight = (*value / sum * choice.scale).to_bits();
+        let factors = choice.is_scaled.then(|| row.all::<f32>(2));
+        for ((weight, value), id) in weights.iter_mut().zip(values).zip(&*ids) {
+            let factor = choice.scale * factors.map_or(1.0, |factors| factors[*id as usize]);
+            *weight = (*value / sum * factor).to_bits();
         }
     }
 }

@@ -96,7 +96,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         ($($kernel:ty,)*) => { $(out.push(variant::<S, $kernel>());)* };
     }
     add! {
-        rows::Gather, rows::RmsNorm, rows::HeadNorm, rows::LatentRows, rows::SiluMul, rows::Add,
+        rows::Gather, rows::RmsNorm, rows::HeadNorm, rows::Xielu, rows::LatentRows, rows::SiluMul, rows::Add,
         halves::Product<F16>, halves::Product<BF16>,
         logits::ArgMax, logits::TopK, picks::Peaks, picks::Picks,
         split_attention::Merge, split_attention::MergeSinks,

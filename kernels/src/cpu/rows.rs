@@ -185,10 +185,10 @@ unsafe impl RowWise for HeadNorm {
         let weights = row.all::<f32>(2);
         let qkv = row.write(1, (heads + 2 * kv_heads) * head_dim);
         let (queries, rest) = qkv.split_at_mut(heads * head_dim);
-        let keys = &mut rest[..kv_heads * head_dim];
+        let (keys, values) = rest.split_at_mut(kv_heads * head_dim);
         let whole = [queries.len(), keys.len()];
         let [q, kv] = if form == Form::Whole as u32 { whole } else { [head_dim; 2] };
-        let of_keys = if form == Form::Heads as u32 { head_dim } else { queries.len() };
+        let of_keys = if Form::shares_weights(form) { head_dim } else { queries.len() };
         for (part, dims, weights) in [(queries, q, weights), (keys, kv, &weights[of_keys..])] {
             for (i, head) in part.chunks_exact_mut(dims.max(1)).enumerate() {
                 let mut weights = weights;
@@ -201,7 +201,43 @@ unsafe impl RowWise for HeadNorm {
                 head.iter_mut().zip(weights).for_each(|(x, w)| *x = *x * scale * w);
             }
         }
+        if form == Form::Values as u32 {
+            for head in values.chunks_exact_mut(head_dim.max(1)) {
+                let scale = norm_scale(s, head, row.float(5));
+                head.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
     }
+}
+
+/// xIELU with the numbers of a layer.
+pub(crate) struct Xielu;
+
+// SAFETY: `row` reads bindings 1 and 2 as floats, and writes its row of binding 3 once.
+unsafe impl RowWise for Xielu {
+    const KERNEL: Kernel = Kernel::Xielu;
+
+    #[inline(always)]
+    fn row<S: Isa>(_: S, row: Row<'_>) {
+        let [_, _, width] = row.constants();
+        let [p, n, beta, epsilon] = std::array::from_fn(|at| row.all::<f32>(2)[at]);
+        let softplus = |a: f32| a.max(0.0) + (-a.abs()).exp().ln_1p();
+        let (positive, negative) = (softplus(p), beta + softplus(n));
+        let x = row.read(1, width as usize);
+        for (out, x) in row.write(3, width as usize).iter_mut().zip(x) {
+            let least = if *x < epsilon { *x } else { epsilon };
+            // The difference cancels nothing at small values.
+            let rest = if least < -0.125 { least.exp_m1() - least } else { exp_rest(least) };
+            let curve = if *x > 0.0 { positive * x * x } else { negative * (rest + (least - x)) };
+            *out = beta * x + curve;
+        }
+    }
+}
+
+/// Returns e^x − 1 − x for small x.
+#[inline(always)]
+fn exp_rest(x: f32) -> f32 {
+    x * x * (0.5 + x * (1.0 / 6.0 + x * (1.0 / 24.0 + x / 120.0)))
 }
 
 /// Queries, the key and the value of latent attention.

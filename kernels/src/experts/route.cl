@@ -4,6 +4,9 @@
 #define MAX_USED 64
 #define MAX_EXPERTS 1024
 #define MAX_GROUPS 64
+// What the experts have.
+#define BIASES 1
+#define FACTORS 2
 
 // Value of a group of experts: its largest score, or the sum of its two largest.
 FN float group_value(const LOCAL float *scores, uint size, uint best) {
@@ -17,9 +20,9 @@ FN float group_value(const LOCAL float *scores, uint size, uint best) {
 }
 
 KERNEL(ITEMS) expert_route(
-    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT logits, const GLOBAL float *RESTRICT biases,
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT logits, const GLOBAL float *RESTRICT numbers,
     GLOBAL uint *RESTRICT route, uint rows, uint word, uint experts, uint used, uint is_sigmoid, uint is_normalised,
-    uint epsilon, uint scale, uint is_biased, uint groups, uint kept, uint best_of_group
+    uint epsilon, uint scale, uint of_experts, uint groups, uint kept, uint best_of_group
 ) {
     BEGIN();
     SHARED ulong scratch[REDUCE_SPACE];
@@ -39,12 +42,12 @@ KERNEL(ITEMS) expert_route(
     for (uint c = ITEM; c < experts; c += ITEMS) all += exp(from[c] - largest);
     all = group_sum(sums, all);
     // The sum is not a number if any probability is none.
-    bool fails = isnan(all), is_by_logit = !is_biased && groups == 1;
+    bool fails = isnan(all), is_by_logit = of_experts != BIASES && groups == 1;
     for (uint c = ITEM; c < experts; c += ITEMS) {
         float logit = from[c];
         float probability = is_sigmoid ? 1.0f / (1.0f + exp(-logit)) : exp(logit - largest) / all;
         float score = is_by_logit ? logit : probability;
-        if (is_biased) score += biases[c];
+        if (of_experts == BIASES) score += numbers[c];
         scores[c] = fails ? (float)(experts - c) : score;
     }
     BARRIER();
@@ -80,6 +83,7 @@ KERNEL(ITEMS) expert_route(
         float probability = is_sigmoid ? 1.0f / (1.0f + exp(-logit)) : exp(logit - largest);
         float sum = is_normalised ? chosen + AS_FLOAT(epsilon) * unit : unit;
         to[ITEM] = ids[ITEM];
-        to[used + ITEM] = fails ? 0x7fc00000u : AS_UINT(probability / sum * AS_FLOAT(scale));
+        float factor = AS_FLOAT(scale) * (of_experts == FACTORS ? numbers[ids[ITEM]] : 1.0f);
+        to[used + ITEM] = fails ? 0x7fc00000u : AS_UINT(probability / sum * factor);
     }
 }

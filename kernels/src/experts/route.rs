@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | logits of the router: f32 `[rows, experts]` |
-//! | 2 | biases: f32 `[experts]`; not read without biases |
+//! | 2 | biases or factors: f32 `[experts]`; not read without either |
 //! | 3 | route: per row the ids of the chosen experts (u32), then their weights (f32), `2 · used` words, written |
 //!
 //! The constants are the row capacity, the index of the parameter word that holds the row count, the number of
@@ -13,7 +13,8 @@
 //! The gate turns each logit into a probability. The score of an expert is its logit, or with biases or groups of
 //! experts its probability plus its bias. With groups, only those with the largest values take part. The chosen experts
 //! have the largest scores, in the order of [`top_k`](crate::top_k): among equal scores, the lowest id comes first. The
-//! weight of an expert is its probability, without the bias. It may be divided by the sum over the chosen experts.
+//! weight of an expert is its probability, without the bias. It may be divided by the sum over the chosen experts, and then
+//! be multiplied by the expert's factor.
 //!
 //! If the logits of a row contain NaN or +∞, or are all −∞, its ids are 0, 1, … and its weights are NaN.
 
@@ -29,6 +30,9 @@ pub const MAX_USED: u32 = 64;
 pub const MAX_EXPERTS: u32 = 1024;
 /// Maximum number of groups of experts.
 pub const MAX_GROUPS: u32 = 64;
+
+/// Value of the constant for biases if experts have factors.
+const FACTORS: u32 = 2;
 
 /// Function that turns logits into probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,8 @@ pub struct Choice {
     pub scale: f32,
     /// Whether each expert has a bias.
     pub is_biased: bool,
+    /// Whether each expert has a factor of its weight. It then has no bias.
+    pub is_scaled: bool,
     /// Groups of experts.
     pub groups: Groups,
 }
@@ -73,29 +79,36 @@ impl Choice {
     /// Returns a softmax over all experts, without biases and groups.
     pub fn softmax(used: u32, is_normalised: bool) -> Self {
         let groups = Groups { count: 1, kept: 1, best: 1 };
-        Self { used, gate: Gate::Softmax, is_normalised, epsilon: 0.0, scale: 1.0, is_biased: false, groups }
+        let (gate, epsilon, scale) = (Gate::Softmax, 0.0, 1.0);
+        Self { used, gate, is_normalised, epsilon, scale, is_biased: false, is_scaled: false, groups }
     }
 
     /// Returns the constants of a launch after the number of experts.
     pub fn constants(&self) -> [u32; 9] {
-        let Self { used, gate, is_normalised, epsilon, scale, is_biased, groups } = *self;
+        let Self { used, gate, is_normalised, epsilon, scale, is_biased, is_scaled, groups } = *self;
         let Groups { count, kept, best } = groups;
-        let flags = [is_normalised.into(), is_biased.into()];
+        let flags = [is_normalised.into(), if is_scaled { FACTORS } else { is_biased.into() }];
         [used, gate as u32, flags[0], epsilon.to_bits(), scale.to_bits(), flags[1], count, kept, best]
     }
 
     /// Reads the constants of a launch after the number of experts.
     pub(crate) fn read(constants: [u32; 9]) -> Self {
-        let [used, gate, is_normalised, epsilon, scale, is_biased, count, kept, best] = constants;
+        let [used, gate, is_normalised, epsilon, scale, of_experts, count, kept, best] = constants;
         Self {
             used,
             gate: if gate == Gate::Softmax as u32 { Gate::Softmax } else { Gate::Sigmoid },
             is_normalised: is_normalised != 0,
             epsilon: f32::from_bits(epsilon),
             scale: f32::from_bits(scale),
-            is_biased: is_biased != 0,
+            is_biased: of_experts != 0 && of_experts != FACTORS,
+            is_scaled: of_experts == FACTORS,
             groups: Groups { count, kept, best },
         }
+    }
+
+    /// Returns whether each expert has a number: a bias or a factor.
+    pub fn has_numbers(&self) -> bool {
+        self.is_biased || self.is_scaled
     }
 
     /// Returns whether the scores are the logits.
@@ -124,8 +137,8 @@ pub static ABI: EntryAbi = EntryAbi {
         let [rows, _, experts, choice @ ..]: [u32; 12] = array(constants);
         let choice = Choice::read(choice);
         let route = if choice.is_possible(experts) { words(&[rows, choice.used, 2]) } else { IMPOSSIBLE };
-        let biases = if choice.is_biased { words(&[experts]) } else { 0 };
-        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, experts]), biases, route]);
+        let numbers = if choice.has_numbers() { words(&[experts]) } else { 0 };
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, experts]), numbers, route]);
     },
 };
 
@@ -175,7 +188,8 @@ fn reference(logits: &[f32], biases: &[f32], choice: &Choice) -> (Vec<u32>, Vec<
     let ids = sorted(scores, (0..logits.len() as u32).filter(takes_part).collect(), used);
     let chosen: f64 = ids.iter().map(|id| probabilities[*id as usize]).sum();
     let sum = if choice.is_normalised { chosen + f64::from(choice.epsilon) } else { 1.0 };
-    let weights = ids.iter().map(|id| probabilities[*id as usize] / sum * f64::from(choice.scale)).collect();
+    let factor = |at: usize| f64::from(choice.scale * if choice.is_scaled { biases[at] } else { 1.0 });
+    let weights = ids.iter().map(|id| probabilities[*id as usize] / sum * factor(*id as usize)).collect();
     (ids, weights, least)
 }
 
@@ -209,6 +223,8 @@ impl Spec for ExpertRoute {
             (64, Choice { is_biased: true, ..Choice::softmax(6, true) }),
             (16, Choice { is_normalised: false, used: 1, ..sigmoid }),
             (1024, Choice { is_biased: true, groups: groups(64, 1, 2), used: 16, ..sigmoid }),
+            (128, Choice { is_scaled: true, ..Choice::softmax(8, true) }),
+            (24, Choice { is_scaled: true, groups: groups(4, 2, 2), scale: 1.5, ..sigmoid }),
         ];
         let shape = RowShape { capacity: 7, rows: 5, count_word: 1 };
         all.extend(rules.map(|(experts, choice)| case(random, shape, experts, choice)));
@@ -220,11 +236,13 @@ impl Spec for ExpertRoute {
         let size = 1 + random.below(40) as u32;
         let kept = 1 + random.below(count as usize) as u32;
         let groups = Groups { count, kept, best: 1 + random.below(2.min(size as usize)) as u32 };
+        let of_experts = random.below(3);
         let choice = Choice {
             gate: [Gate::Softmax, Gate::Sigmoid][random.below(2)],
             epsilon: [0.0, 1e-3][random.below(2)],
             scale: 1.5,
-            is_biased: random.below(2) == 0,
+            is_biased: of_experts == 1,
+            is_scaled: of_experts == 2,
             groups,
             ..Choice::softmax(1 + random.below((size * kept).min(20) as usize) as u32, random.below(2) == 0)
         };

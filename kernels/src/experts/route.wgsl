@@ -11,7 +11,7 @@ struct Constants {
     is_normalised: u32,
     epsilon: f32,
     scale: f32,
-    is_biased: u32,
+    of_experts: u32,
     groups: u32,
     kept: u32,
     best: u32,
@@ -19,11 +19,14 @@ struct Constants {
 var<immediate> constants: Constants;
 
 @group(0) @binding(1) var<storage, read> logits: array<u32>;
-@group(0) @binding(2) var<storage, read> biases: array<f32>;
+@group(0) @binding(2) var<storage, read> numbers: array<f32>;
 @group(0) @binding(3) var<storage, read_write> route: array<u32>;
 
 const NOT_A_NUMBER: u32 = 0x7fc00000u;
 const MINUS_INFINITE: u32 = 0xff800000u;
+// What the experts have.
+const BIASES = 1u;
+const FACTORS = 2u;
 
 // Bits of the scores.
 var<workgroup> scores: array<u32, 1024>;
@@ -82,14 +85,14 @@ fn expert_route(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     }
     all = group_sum(item, all);
     let unit = select(all, 1.0, constants.is_sigmoid != 0u);
-    let is_by_logit = constants.is_biased == 0u && constants.groups == 1u;
+    let is_by_logit = constants.of_experts != BIASES && constants.groups == 1u;
     for (var c = item.index; c < experts; c += ITEMS) {
         var bits = bitcast<u32>(f32(experts - c));
         if !fails {
             bits = logits[begin + c];
             if !is_by_logit {
                 var score = probability(bits, largest) / unit;
-                if constants.is_biased != 0u { score += biases[c]; }
+                if constants.of_experts == BIASES { score += numbers[c]; }
                 bits = bitcast<u32>(score);
             }
         }
@@ -135,7 +138,9 @@ fn expert_route(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
         let sum = select(unit, chosen + constants.epsilon * unit, constants.is_normalised != 0u);
         var value = NOT_A_NUMBER;
         if !fails {
-            value = bitcast<u32>(probability(logits[begin + own], largest) / sum * constants.scale);
+            var factor = constants.scale;
+            if constants.of_experts == FACTORS { factor *= numbers[own]; }
+            value = bitcast<u32>(probability(logits[begin + own], largest) / sum * factor);
         }
         route[to + item.index] = own;
         route[to + used + item.index] = value;

@@ -1,7 +1,8 @@
-// Norm of query and key heads, in place: a group takes one head of a row, or all of its queries or keys as one.
+// Norm of query and key heads, or of all heads, in place: a group takes one head of a row, or all of its queries or keys as one.
 
 #define WHOLE 1
 #define CENTRED 2
+#define VALUES 3
 
 KERNEL(ITEMS) head_norm(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT weights,
@@ -13,7 +14,8 @@ KERNEL(ITEMS) head_norm(
     uint first = form == WHOLE ? GROUP(1) * heads : GROUP(1);
     uint dims = used_width(params, word, rows, form == WHOLE ? head_dim * (GROUP(1) ? kv_heads : heads) : head_dim);
     GLOBAL float *head = qkv + ((size_t)GROUP(0) * (heads + 2 * kv_heads) + first) * head_dim;
-    const GLOBAL float *weight = weights + (form ? first : first >= heads) * head_dim;
+    bool is_value = first >= heads + kv_heads;
+    const GLOBAL float *weight = weights + (form && form != VALUES ? first : first >= heads && !is_value) * head_dim;
     float mean = 0.0f, squares = 0.0f;
     // The first turn computes the mean, the second one the squares. A branch around a reduction would be shorter, but
     // PoCL 5 and 6 then compute other reductions of the kernel wrong.
@@ -28,5 +30,5 @@ KERNEL(ITEMS) head_norm(
         squares = sum;
     }
     float scale = 1.0f / sqrt(squares + AS_FLOAT(epsilon));
-    for (uint d = ITEM; d < dims; d += ITEMS) head[d] = (head[d] - mean) * scale * weight[d];
+    for (uint d = ITEM; d < dims; d += ITEMS) head[d] = (head[d] - mean) * scale * (is_value ? 1.0f : weight[d]);
 }

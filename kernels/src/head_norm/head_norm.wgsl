@@ -1,4 +1,4 @@
-// Norm of query and key heads, in place. A group processes one head of a row, or
+// Norm of query and key heads, or of all heads, in place. A group processes one head of a row, or
 // all of its queries or keys as one head.
 
 struct Constants {
@@ -15,6 +15,7 @@ var<immediate> constants: Constants;
 
 const WHOLE = 1u;
 const CENTRED = 2u;
+const VALUES = 3u;
 
 @group(0) @binding(1) var<storage, read_write> qkv: array<f32>;
 @group(0) @binding(2) var<storage, read> weights: array<f32>;
@@ -28,7 +29,9 @@ fn head_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     let first = select(group.y, group.y * constants.heads, is_whole);
     let dims = select(1u, select(constants.kv_heads, constants.heads, group.y == 0u), is_whole) * head_dim;
     let head = (group.x * (constants.heads + 2u * constants.kv_heads) + first) * head_dim;
-    let weight = select(first, u32(first >= constants.heads), constants.form == 0u) * head_dim;
+    let is_value = first >= constants.heads + constants.kv_heads;
+    let is_shared = constants.form == 0u || constants.form == VALUES;
+    let weight = select(first, u32(first >= constants.heads && !is_value), is_shared) * head_dim;
     var mean = 0.0;
     var squares = 0.0;
     // The first turn computes the mean, the second one the squares, without a branch around a barrier.
@@ -43,6 +46,6 @@ fn head_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     }
     let scale = inverseSqrt(squares + constants.epsilon);
     for (var d = item.index; d < dims; d += ITEMS) {
-        qkv[head + d] = (qkv[head + d] - mean) * scale * weights[weight + d];
+        qkv[head + d] = (qkv[head + d] - mean) * scale * select(weights[weight + d], 1.0, is_value);
     }
 }

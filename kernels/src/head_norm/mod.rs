@@ -1,5 +1,5 @@
 //! Head norm: normalises each query head and each key head of a row in one of the ways of [`Form`], and
-//! multiplies each dimension by a weight. The kernel works in place.
+//! multiplies each dimension by a weight. One form also normalises the value heads. The kernel works in place.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -8,9 +8,9 @@
 //! | 2 | weights for queries, then weights for keys: f32 `[2, head dimension]`, or `[heads + kv heads, head dimension]` |
 //!
 //! The constants are the row capacity, the index of the parameter word that holds the row count, the heads,
-//! the kv heads, the head dimension, ε (the bits of an f32), and the form. In forms other than
-//! [`Form::Heads`], each value of a row's queries and keys has its own weight. The value heads in `qkv` stay
-//! unchanged.
+//! the kv heads, the head dimension, ε (the bits of an f32), and the form. In the forms [`Form::Whole`] and
+//! [`Form::Centred`], each value of a row's queries and keys has its own weight. The value heads in `qkv` stay
+//! unchanged, except in the form [`Form::Values`], where they have no weights.
 //!
 //! Squares and their sum are computed in f32, with the same limits as in [`crate::rms_norm`] and
 //! [`crate::layer_norm`].
@@ -34,11 +34,18 @@ pub enum Form {
     Whole,
     /// Layer norm of each head without a bias.
     Centred,
+    /// [`Form::Heads`], and an RMS norm of each value head without weights.
+    Values,
 }
 
 impl Form {
     /// All forms.
-    pub const ALL: [Form; 3] = [Form::Heads, Form::Whole, Form::Centred];
+    pub const ALL: [Form; 4] = [Form::Heads, Form::Whole, Form::Centred, Form::Values];
+
+    /// Returns whether all query heads share their weights, and so do all key heads.
+    pub(crate) fn shares_weights(form: u32) -> bool {
+        [Form::Heads, Form::Values].iter().any(|shared| form == *shared as u32)
+    }
 }
 
 /// Binary interface.
@@ -53,17 +60,22 @@ pub static ABI: EntryAbi = EntryAbi {
         }
         let joint = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads));
         let qkv = joint.map_or(IMPOSSIBLE, |joint| words(&[rows, joint, head_dim]));
-        let is_shared = form == Form::Heads as u32;
-        let weights = if is_shared { Some(2) } else { heads.checked_add(kv_heads) };
+        let weights = if Form::shares_weights(form) { Some(2) } else { heads.checked_add(kv_heads) };
         let weights = weights.map_or(IMPOSSIBLE, |heads| words(&[heads, head_dim]));
         extents.copy_from_slice(&[HEADER_BYTES, qkv, weights]);
     },
 };
 
-/// Returns a grid of rows × heads. The heads are the query heads and the key heads, or all of each as one.
+/// Returns a grid of rows × heads. The heads are the query heads, the key heads and in one form the value heads, or all
+/// queries and all keys as one head each.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let is_whole = constants[6] == Form::Whole as u32;
-    [constants[0], if is_whole { 2 } else { constants[2].saturating_add(constants[3]) }, 1]
+    let [rows, _, heads, kv_heads, _, _, form] = array(constants);
+    let normed = match form {
+        _ if form == Form::Whole as u32 => 2,
+        _ if form == Form::Values as u32 => heads.saturating_add(kv_heads.saturating_mul(2)),
+        _ => heads.saturating_add(kv_heads),
+    };
+    [rows, normed, 1]
 }
 
 pub(crate) struct HeadNorm;
@@ -76,7 +88,7 @@ impl Spec for HeadNorm {
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let heads = [[1, 1, 32], [6, 2, 40], [4, 4, 128], [24, 1, 7], [3, 3, 64], [2, 1, 300]];
         let shapes = || ROW_SHAPES.into_iter().zip(heads);
-        let others = [Form::Whole, Form::Centred].into_iter();
+        let others = [Form::Whole, Form::Centred, Form::Values].into_iter();
         let others = others.flat_map(|form| shapes().map(move |one| (one, form)));
         let others = others.filter(|((shape, _), _)| shape.rows > 0);
         let all = shapes().map(|one| (one, Form::Heads)).chain(others);
@@ -101,7 +113,7 @@ fn case(random: &mut Random, shape: RowShape, [heads, kv_heads, head_dim]: [usiz
     }
     rms_norm::small_rows(&mut qkv, head_dim);
     let parts = [heads, kv_heads].map(|count| count * head_dim);
-    let [q, kv] = if form == Form::Heads { [head_dim; 2] } else { parts };
+    let [q, kv] = if Form::shares_weights(form as u32) { [head_dim; 2] } else { parts };
     let weights = random.floats(q + kv, 1.5);
     let norm = |values: &[f32], weights: &[f32]| -> Vec<f64> {
         if form != Form::Centred {
@@ -116,10 +128,15 @@ fn case(random: &mut Random, shape: RowShape, [heads, kv_heads, head_dim]: [usiz
         let (queries, rest) = values.split_at(heads * head_dim);
         let (keys, values) = rest.split_at(kv_heads * head_dim);
         let normed = [norm(queries, &weights[..q]), norm(keys, &weights[q..])].concat();
-        // Values keep their bits, and so do rows beyond the count.
+        // Rows beyond the count keep their bits, and so do values in most forms.
         let is_used = row < shape.rows;
         expected.extend(normed.into_iter().map(|value| is_used.then_some(value)));
-        expected.resize(expected.len() + values.len(), None);
+        if form == Form::Values {
+            let normed = norm(values, &vec![1.0; head_dim]);
+            expected.extend(normed.into_iter().map(|value| is_used.then_some(value)));
+        } else {
+            expected.resize(expected.len() + values.len(), None);
+        }
     }
     let label = format!("{}, {heads} heads on {kv_heads}, {form:?}", shape.label(head_dim));
     let constants = [shape.capacity, shape.count_word as usize, heads, kv_heads, head_dim];
