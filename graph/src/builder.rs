@@ -2,14 +2,14 @@
 //! its weights.
 
 use crate::arch::rope::Rope;
-use crate::arch::{Latent, layer_of};
+use crate::arch::{Extras, Latent, layer_of};
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
     Add, Affine, Attention, Bias, CausalConv, Embed, ExpertCombine, ExpertGate, ExpertMatMul, ExpertRoute,
     GatedHeads, GatedNorm, Gather, HeadMatMul, HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul,
-    Operator, Peaks, Picks, RmsNorm, RopeAppend, Rows, Scale, ScaleRows, ScanHeads, Scores, Shape, SiluMul,
-    StateScan, Unary,
+    Operator, Peaks, Picks, RmsNorm, RopeAppend, Rows, Scale, ScaleBy, ScaleRows, ScanHeads, Scores, Shape,
+    SiluMul, StateScan, Unary, Xielu,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
@@ -137,6 +137,11 @@ impl<'a> Builder<'a> {
         weights.tensor(name)
     }
 
+    /// Returns whether the model's files lack the tensor `name`.
+    pub(crate) fn lacks(&self, name: &str) -> bool {
+        matches!(self.tensors, Tensors::Weights(weights) if weights.tensor(name).is_none())
+    }
+
     /// Checks that the tensor `name` is a vector of `values` values.
     pub(crate) fn vector(&mut self, name: &str, values: u32) -> Result<(), ModelError> {
         self.tensor(name, &[values], false).map(drop)
@@ -230,6 +235,43 @@ impl<'a> Builder<'a> {
         weights.factor(name)
     }
 
+    /// Adds a node that multiplies the first `columns` columns by the values of the tensor `name`. These are as many as
+    /// `period`, and repeat themselves.
+    pub(crate) fn scale_by(
+        &mut self,
+        x: NodeIndex,
+        name: &str,
+        period: u32,
+        columns: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        self.numbers(name, period)?;
+        let operator = ScaleBy { weight: name.into(), period };
+        Ok(self.add(operator, Shape { width: columns, ..self.graph.node(x).shape() }, &[x]))
+    }
+
+    /// Checks that the tensor `name` has as many values as `count`. A single value may have no dimensions.
+    fn numbers(&mut self, name: &str, count: u32) -> Result<(), ModelError> {
+        let is_single = count == 1 && self.found(name).is_some_and(|tensor| tensor.shape.is_empty());
+        self.tensor(name, &[count][usize::from(is_single)..], false).map(drop)
+    }
+
+    /// Adds a node that applies xIELU with the numbers of a layer, which `extras` or tensors hold.
+    pub(crate) fn xielu(
+        &mut self,
+        x: NodeIndex,
+        layer: u32,
+        extras: &Extras,
+    ) -> Result<NodeIndex, ModelError> {
+        let tensors = ["alpha_p", "alpha_n", "beta", "eps"].map(|part| format!("blk.{layer}.xielu.{part}"));
+        if let Some(numbers) = extras.xielu.get(layer as usize) {
+            return Ok(self.apply(Xielu { numbers: *numbers, tensors: Vec::new() }, &[x]));
+        }
+        for name in &tensors {
+            self.numbers(name, 1)?;
+        }
+        Ok(self.apply(Xielu { numbers: [0.0; 4], tensors: tensors.to_vec() }, &[x]))
+    }
+
     /// Adds a node that applies a function to all values.
     pub(crate) fn unary(&mut self, x: NodeIndex, function: Function) -> NodeIndex {
         self.apply(Unary { function }, &[x])
@@ -290,12 +332,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a node that normalises the query heads and the key heads of `qkv`. `weights` names the norm weights
-    /// of the queries and of the keys, to which `offset` is added.
+    /// of the queries and of the keys, to which `offset` is added. Without names, all weights are 1.
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
         heads: Heads,
-        weights: [String; 2],
+        weights: Option<[String; 2]>,
         epsilon: f32,
         offset: f32,
         form: Form,
@@ -306,7 +348,7 @@ impl<'a> Builder<'a> {
             Form::Whole => [vec![heads.query_width()], vec![heads.kv_width()]],
             Form::Centred => [vec![dimensions, heads.queries], vec![dimensions, heads.kv]],
         };
-        for (weight, shape) in weights.iter().zip(&shapes) {
+        for (weight, shape) in weights.iter().flatten().zip(&shapes) {
             self.tensor(weight, shape, false)?;
         }
         Ok(self.apply(HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
@@ -478,7 +520,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
-    /// attention of its queries. `sinks` names the tensor with the sinks, if there are any.
+    /// attention of its queries. `sinks` names the tensor with the sinks, if there are any. `weights` names tensors by which
+    /// all query heads are multiplied after RoPE.
     pub(crate) fn attention(
         &mut self,
         qkv: NodeIndex,
@@ -486,11 +529,15 @@ impl<'a> Builder<'a> {
         heads: Heads,
         (rope, scores): (Rope, Scores),
         sinks: Option<String>,
+        weights: Option<[String; 2]>,
     ) -> Result<NodeIndex, ModelError> {
         if let Some(sinks) = &sinks {
             self.vector(sinks, heads.queries)?;
         }
-        let turned = self.apply(RopeAppend { layer, heads, rope }, &[qkv]);
+        let mut turned = self.apply(RopeAppend { layer, heads, rope }, &[qkv]);
+        for weight in weights.iter().flatten() {
+            turned = self.scale_by(turned, weight, heads.dimensions, heads.query_width())?;
+        }
         Ok(self.apply(Attention { layer, heads, scores, sinks, splits: None }, &[turned]))
     }
 
@@ -499,7 +546,8 @@ impl<'a> Builder<'a> {
         self.apply(SiluMul { function, output: Activations::F32 }, &[gate_up])
     }
 
-    /// Adds a node that chooses experts for each row, from the router's logits. `biases` names the tensor of the biases.
+    /// Adds a node that chooses experts for each row, from the router's logits. `biases` names the tensor of the biases or
+    /// factors.
     pub(crate) fn route(
         &mut self,
         logits: NodeIndex,
@@ -713,7 +761,7 @@ mod tests {
             let qkv =
                 builder.joint_matmul(x, &[("q", 64), ("k", 32), ("v", 32)], &biases.map(String::from))?;
             let heads = Heads { queries: 2, kv: 1, dimensions: 32 };
-            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6, 0.0, Form::Heads)?;
+            builder.head_norm(qkv, heads, Some(norms.map(String::from)), 1e-6, 0.0, Form::Heads)?;
             let graph = builder.finish()?;
             let name = |&n: &NodeIndex| {
                 let node = graph.node(n);

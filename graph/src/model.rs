@@ -147,8 +147,15 @@ impl Model {
     /// # Errors
     /// [`ModelError::KvType`] if it cannot.
     pub fn check_kv(&self, kv: KvType) -> Result<(), ModelError> {
-        let head_dimensions = self.hyperparameters.head_dimensions;
-        if kv.takes(head_dimensions) { Ok(()) } else { Err(ModelError::KvType { kv, head_dimensions }) }
+        let h = &self.hyperparameters;
+        for head_dimensions in
+            [Some(h.head_dimensions), h.extras.windowed_head_dimensions].into_iter().flatten()
+        {
+            if !kv.takes(head_dimensions) {
+                return Err(ModelError::KvType { kv, head_dimensions });
+            }
+        }
+        Ok(())
     }
 
     /// Returns the hyperparameters.

@@ -1,5 +1,5 @@
-//! Tests mixtures of experts. The expected logits are those of `transformers` in float64, which
-//! `tests/support/golden/experts.py` wrote. The weights follow from a formula.
+//! Tests mixtures of experts and other recent architectures. The expected logits are those of `transformers` in float64,
+//! which `tests/support/golden/experts.py` wrote. The weights follow from a formula.
 
 use crate::gpus::{LAVAPIPE, POCL, gpus_and};
 use crate::support::{
@@ -17,6 +17,8 @@ pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 #[derive(Clone)]
 pub struct Golden {
+    /// File that holds the model.
+    file: &'static str,
     /// Class of `transformers`, without its ending.
     pub name: String,
     pub config: Value,
@@ -29,15 +31,25 @@ pub struct Golden {
 }
 
 fn golden() -> Vec<Golden> {
-    read("experts.json", weight)
+    ["experts.json", "recent.json"].into_iter().flat_map(|file| read(file, weight)).collect()
+}
+
+/// Returns the shapes of all tensors. A shape of tensors in all layers has * instead of their numbers.
+fn shapes_of(of_model: &Value) -> BTreeMap<String, Vec<usize>> {
+    let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_value(of_model["shapes"].clone()).unwrap();
+    let layers = of_model["config"]["num_hidden_layers"].as_u64().unwrap();
+    let all = shapes.into_iter().flat_map(|(key, shape)| {
+        let count = if key.contains('*') { layers } else { 1 };
+        (0..count).map(move |layer| (key.replace('*', &layer.to_string()), shape.clone()))
+    });
+    all.collect()
 }
 
 /// Returns the models of a file. `weight` returns the weight of a model with these numbers and this name.
-pub fn read(file: &str, weight: fn(&str, usize, usize, &str) -> f32) -> Vec<Golden> {
+pub fn read(file: &'static str, weight: fn(&str, usize, usize, &str) -> f32) -> Vec<Golden> {
     let all = read_json(&test_support::golden(file));
     let golden = |(name, of_model): (&String, &Value)| {
-        let shapes: BTreeMap<String, Vec<usize>> =
-            serde_json::from_value(of_model["shapes"].clone()).unwrap();
+        let shapes = shapes_of(of_model);
         // The embedding may also serve as the head.
         let is_tied = of_model["config"]["tie_word_embeddings"] == json!(true);
         let numbered = shapes.into_iter().enumerate();
@@ -47,6 +59,7 @@ pub fn read(file: &str, weight: fn(&str, usize, usize, &str) -> f32) -> Vec<Gold
             (key, (shape, values))
         });
         Golden {
+            file,
             name: name.clone(),
             config: of_model["config"].clone(),
             ids: serde_json::from_value(of_model["ids"].clone()).unwrap(),
@@ -69,15 +82,28 @@ const GPT_OSS: [(&str, f32); 7] = [
     ("q_proj.bias", 128.0),
 ];
 
+/// Ends of the names of weights near 1.
+const NEAR_ONE: [&str; 6] = [
+    "norm.weight",
+    "layernorm_1.weight",
+    "layernorm_2.weight",
+    "layer_scalar",
+    "router.scale",
+    "per_expert_scale",
+];
+
 /// Returns weight number `at` of a tensor of the model `name`. All types without blocks hold it exactly.
 fn weight(name: &str, tensor: usize, at: usize, key: &str) -> f32 {
     let value = (((at + 1) * 7919 + (tensor + 1) * 104_729) % 65_537 % 257) as i32 - 128;
-    if key.ends_with("norm.weight") {
+    if NEAR_ONE.iter().any(|end| key.ends_with(end)) {
         return 1.0 + value.div_euclid(2) as f32 / 128.0;
     }
     let of_key = GPT_OSS.iter().find(|(end, _)| name == "GptOss" && key.ends_with(end));
     if let Some((_, divisor)) = of_key {
         return value as f32 / divisor;
+    }
+    if key.ends_with("router.proj.weight") {
+        return (((at + 1) * (at + 3) * 7919 % 65_537 % 257) as i32 - 128) as f32 / 32.0;
     }
     let is_router = ["mlp.gate.weight", "router.weight"].iter().any(|end| key.ends_with(end));
     let divisor = if key.ends_with("e_score_correction_bias") { 256.0 } else { 512.0 };
@@ -91,12 +117,12 @@ pub fn bytes_of(tensor_type: TensorType, values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the models of this file, each with whether a GGUF file or a directory holds it.
-pub fn verified() -> Vec<(Model, bool)> {
+/// Returns the models of these tests, each with whether a GGUF file or a directory holds it, and the file with its logits.
+pub fn verified() -> Vec<(Model, bool, &'static str)> {
     let opened = |golden: Golden| {
         let (_file, gguf) = golden.open_gguf(TensorType::F32);
         let (_folder, directory) = golden.open(&golden.published(), TensorType::F32);
-        [(gguf, true), (directory, false)]
+        [(gguf, true, golden.file), (directory, false, golden.file)]
     };
     golden().into_iter().flat_map(opened).collect()
 }
@@ -179,16 +205,18 @@ impl Golden {
     fn open_gguf(&self, tensor_type: TensorType) -> (TempDir, Model) {
         let (mut writer, mut data) = (Writer::new(), Vec::new());
         self.put_metadata(&mut writer);
+        let mut all: Vec<_> = self.rope_freqs().into_iter().collect();
         for (key, (shape, values)) in &self.tensors {
-            for (name, shape, values) in self.gguf_tensors(key, shape, values) {
-                let is_expert = name.ends_with("_exps.weight");
-                let tensor_type = if is_expert { tensor_type } else { TensorType::F32 };
-                let (bytes, sizes) =
-                    (bytes_of(tensor_type, &values), shape.iter().rev().map(|size| *size as u64));
-                writer.tensor(&name, tensor_type, &sizes.collect::<Vec<_>>(), bytes.len() as u64);
-                data.extend_from_slice(&bytes);
-                data.resize(data.len() + writer.padding(bytes.len() as u64) as usize, 0);
-            }
+            all.extend(self.gguf_tensors(key, shape, values));
+        }
+        for (name, shape, values) in all {
+            let is_expert = name.ends_with("_exps.weight");
+            let tensor_type = if is_expert { tensor_type } else { TensorType::F32 };
+            let (bytes, sizes) =
+                (bytes_of(tensor_type, &values), shape.iter().rev().map(|size| *size as u64));
+            writer.tensor(&name, tensor_type, &sizes.collect::<Vec<_>>(), bytes.len() as u64);
+            data.extend_from_slice(&bytes);
+            data.resize(data.len() + writer.padding(bytes.len() as u64) as usize, 0);
         }
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("m.gguf");
@@ -209,6 +237,12 @@ impl Golden {
             "DeepseekV2" | "DeepseekV2-Lite" | "DeepseekV3" | "Glm4MoeLite" => "deepseek2",
             "Mistral4" => "mistral4",
             "GptOss" => "gpt-oss",
+            "SeedOss" => "seed_oss",
+            "Exaone4" => "exaone4",
+            "Olmo3" => "olmo2",
+            "HunYuanDenseV1" => "hunyuan-dense",
+            "Apertus" => "apertus",
+            _ if self.is_gemma4() => "gemma4",
             _ => "ernie4_5-moe",
         };
         writer.put("general.architecture", architecture);
@@ -222,7 +256,7 @@ impl Golden {
             ("attention.head_count_kv", &["num_key_value_heads"]),
             ("attention.key_length", &["head_dim"]),
             ("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]),
-            ("expert_used_count", &["num_experts_per_tok", "moe_k"]),
+            ("expert_used_count", &["num_experts_per_tok", "moe_k", "top_k_experts"]),
             ("expert_feed_forward_length", &["moe_intermediate_size"]),
             ("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]),
             ("expert_shared_count", &["n_shared_experts", "moe_num_shared_experts"]),
@@ -234,7 +268,8 @@ impl Golden {
         ];
         let is_latent = self.config["kv_lora_rank"].is_number();
         let of_heads = ["attention.head_count_kv", "attention.key_length"];
-        for (key, fields) in keys.into_iter().filter(|(key, _)| !(is_latent && of_heads.contains(key))) {
+        let has_others = is_latent || self.is_gemma4();
+        for (key, fields) in keys.into_iter().filter(|(key, _)| !(has_others && of_heads.contains(key))) {
             if let Some(count) = fields.iter().find_map(|field| count(field)) {
                 writer.put(&format!("{architecture}.{key}"), count);
             }
@@ -242,7 +277,11 @@ impl Golden {
         let float = |value: &Value| value.as_f64().unwrap() as f32;
         let epsilon = float(&self.config["rms_norm_eps"]);
         writer.put(&format!("{architecture}.attention.layer_norm_rms_epsilon"), epsilon);
-        let base = float(&self.config["rope_parameters"]["rope_theta"]);
+        let rope = self.full_rope();
+        let mut base = float(&rope["rope_theta"]);
+        if let (Some(alpha), Some(size)) = (rope["alpha"].as_f64(), self.config["head_dim"].as_f64()) {
+            base = (f64::from(base) * alpha.powf(size / (size - 2.0))) as f32;
+        }
         writer.put(&format!("{architecture}.rope.freq_base"), base);
         for (key, field) in [
             ("embedding_scale", "embedding_multiplier"),
@@ -258,6 +297,8 @@ impl Golden {
         if is_latent {
             self.put_latent_metadata(writer, architecture);
         }
+        self.put_window_metadata(writer, architecture);
+        self.put_numbers_of_apertus(writer);
         if self.name == "Glm4Moe" {
             writer.put("glm4moe.expert_weights_norm", true);
             writer.put("glm4moe.expert_gating_func", 2u32);
@@ -271,6 +312,77 @@ impl Golden {
             writer.put("gpt-oss.rope.scaling.factor", float(&yarn["factor"]));
             let original = yarn["original_max_position_embeddings"].as_u64().unwrap() as u32;
             writer.put("gpt-oss.rope.scaling.original_context_length", original);
+        }
+    }
+
+    fn is_gemma4(&self) -> bool {
+        self.name.starts_with("Gemma4")
+    }
+
+    /// Returns the settings of RoPE in layers without a window.
+    fn full_rope(&self) -> &Value {
+        let all = &self.config["rope_parameters"];
+        if all["full_attention"].is_object() { &all["full_attention"] } else { all }
+    }
+
+    /// Returns the factors of RoPE in a GGUF file of Gemma 4, where a quarter of the pairs rotates.
+    fn rope_freqs(&self) -> Option<(String, Vec<usize>, Vec<f32>)> {
+        let factors = [[1.0; 4].as_slice(), &[1e30; 12]].concat();
+        self.is_gemma4().then(|| ("rope_freqs.weight".into(), vec![16], factors))
+    }
+
+    /// Writes what layers with a window have.
+    fn put_window_metadata(&self, writer: &mut Writer, architecture: &str) {
+        let Some(types) = self.config["layer_types"].as_array() else { return };
+        let windowed: Vec<bool> = types.iter().map(|kind| kind == "sliding_attention").collect();
+        let key = |part: &str| format!("{architecture}.{part}");
+        let count = |field: &str| self.config[field].as_u64().unwrap() as u32;
+        writer.put(&key("attention.sliding_window"), count("sliding_window"));
+        writer.put(&key("attention.sliding_window_pattern"), &windowed[..]);
+        let rope = self.full_rope();
+        if rope["rope_type"] == "yarn" {
+            writer.put(&key("rope.scaling.type"), "yarn");
+            let numbers = [("factor", "factor"), ("yarn_attn_factor", "attention_factor")];
+            for (part, field) in numbers {
+                writer.put(&key(&format!("rope.scaling.{part}")), rope[field].as_f64().unwrap() as f32);
+            }
+            let original = rope["original_max_position_embeddings"].as_u64().unwrap() as u32;
+            writer.put(&key("rope.scaling.original_context_length"), original);
+        }
+        if !self.is_gemma4() {
+            return;
+        }
+        let heads: Vec<u32> = windowed.iter().map(|is_windowed| if *is_windowed { 2 } else { 1 }).collect();
+        writer.put(&key("attention.head_count_kv"), &heads[..]);
+        for (part, size) in
+            [("key_length", 32u32), ("value_length", 32), ("key_length_swa", 16), ("value_length_swa", 16)]
+        {
+            writer.put(&key(&format!("attention.{part}")), size);
+        }
+        writer.put(&key("rope.dimension_count"), 32u32);
+        writer.put(&key("rope.dimension_count_swa"), 16u32);
+        let base = self.config["rope_parameters"]["sliding_attention"]["rope_theta"].as_f64().unwrap();
+        writer.put(&key("rope.freq_base_swa"), base as f32);
+        writer.put(
+            &key("final_logit_softcapping"),
+            self.config["final_logit_softcapping"].as_f64().unwrap() as f32,
+        );
+        for (part, field) in [
+            ("attention.shared_kv_layers", "num_kv_shared_layers"),
+            ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+        ] {
+            writer.put(&key(part), count(field));
+        }
+    }
+
+    /// Writes the numbers of xIELU, which a checkpoint has in tensors.
+    fn put_numbers_of_apertus(&self, writer: &mut Writer) {
+        for part in ["alpha_p", "alpha_n", "beta", "eps"] {
+            let of_part = self.tensors.iter().filter(|(key, _)| key.ends_with(&format!("act_fn.{part}")));
+            let numbers: Vec<f32> = of_part.map(|(_, (_, values))| values[0]).collect();
+            if !numbers.is_empty() {
+                writer.put(&format!("xielu.{part}"), &numbers[..]);
+            }
         }
     }
 
@@ -362,6 +474,10 @@ impl Golden {
         if self.name == "GptOss" && part.contains("mlp.experts.") {
             return experts_of_gpt_oss(layer, part, shape, values);
         }
+        if part.contains("act_fn.") {
+            // The metadata holds the numbers.
+            return vec![];
+        }
         if part == "mlp.experts.gate_up_proj" {
             let (half, rows) = (shape[1] / 2 * shape[2], vec![shape[0], shape[1] / 2, shape[2]]);
             let part =
@@ -379,9 +495,27 @@ impl Golden {
         if part.ends_with("e_score_correction_bias") {
             return vec![(blk("exp_probs_b.bias"), vec![values.len()], values.to_vec())];
         }
-        let ffn_norm =
-            if ["Glm4Moe", "GptOss"].contains(&&*self.name) { "post_attention_norm" } else { "ffn_norm" };
+        let ffn_norm = match &*self.name {
+            "Glm4Moe" | "GptOss" | "SeedOss" | "Exaone4" | "Olmo3" => "post_attention_norm",
+            _ if self.is_gemma4() => "post_attention_norm",
+            _ => "ffn_norm",
+        };
         let names = [
+            ("pre_feedforward_layernorm", "ffn_norm"),
+            ("post_feedforward_layernorm", "post_ffw_norm"),
+            ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+            ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+            ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+            ("attention_layernorm", "attn_norm"),
+            ("feedforward_layernorm", "ffn_norm"),
+            ("self_attn.query_layernorm", "attn_q_norm"),
+            ("self_attn.key_layernorm", "attn_k_norm"),
+            ("layer_scalar", "layer_output_scale.weight"),
+            ("router.proj", "ffn_gate_inp"),
+            ("router.scale", "ffn_gate_inp.scale"),
+            ("router.per_expert_scale", "ffn_down_exps.scale"),
+            ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+            ("experts.down_proj", "ffn_down_exps.weight"),
             ("input_layernorm", "attn_norm"),
             ("post_attention_layernorm", ffn_norm),
             ("mlp.gate_proj", "ffn_gate"),
@@ -638,6 +772,7 @@ fn mxfp4_experts_have_the_values_of_their_blocks() {
     let quantised = Golden {
         config,
         tensors: Tensors::new(),
+        file: "",
         name: "GptOss".into(),
         ids: vec![],
         logits: vec![],

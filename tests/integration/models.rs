@@ -20,9 +20,9 @@ the logits from the model directory and from a GGUF file with the same weights, 
 cut in two) and on every other device. The relative error is at most 1e-4 in class exact, and 2e-2 in class
 fast.
 
-The models of `experts.json` are mixtures of experts whose weights follow from a formula
-(`tests/support/golden/experts.py`). A GGUF file of a Mixtral model names the architecture `llama`,
-and one of DeepSeek V3, Kimi K2 or GLM-4.7-Flash names `deepseek2`.
+The models of `experts.json` are mixtures of experts, and those of `recent.json` have other recent architectures. Their
+weights follow from a formula (`tests/support/golden/experts.py`). A GGUF file of a Mixtral model names the architecture
+`llama`, one of DeepSeek V3, Kimi K2 or GLM-4.7-Flash names `deepseek2`, and one of OLMo 3 names `olmo2`.
 
 | architecture in GGUF | class in `config.json` | model directory | GGUF |
 | --- | --- | --- | --- |
@@ -43,8 +43,8 @@ fn verified() -> BTreeMap<String, [Vec<String>; 2]> {
             add(&model.hyperparameters().architecture, model.graph().metadata().is_some(), name);
         }
     }
-    for (model, is_gguf) in crate::experts::verified() {
-        add(&model.hyperparameters().architecture, is_gguf, "experts.json");
+    for (model, is_gguf, file) in crate::experts::verified() {
+        add(&model.hyperparameters().architecture, is_gguf, file);
     }
     for (model, is_gguf) in crate::hybrids::verified() {
         add(&model.hyperparameters().architecture, is_gguf, "hybrids.json");

@@ -37,7 +37,7 @@ pub struct Experts {
 
 /// Names that fields of `config.json` have in some classes.
 const COUNTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
-const USED: [&str; 2] = ["num_experts_per_tok", "moe_k"];
+const USED: [&str; 3] = ["num_experts_per_tok", "moe_k", "top_k_experts"];
 
 /// Returns the first count that the file has. The first field of `config` is the one of messages.
 fn first_count(keys: &Keys<'_>, gguf: &str, config: &[&str]) -> Result<Option<u32>, ModelError> {

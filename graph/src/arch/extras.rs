@@ -40,6 +40,17 @@ impl LayerSet {
             LayerSet::Listed(list) => list[layer as usize],
         }
     }
+
+    /// Returns the layers that are not in the set, unless the set consists of all layers from one on.
+    pub(super) fn others(&self) -> Self {
+        match self {
+            LayerSet::All => LayerSet::None,
+            LayerSet::None | LayerSet::From(_) => LayerSet::All,
+            LayerSet::Every(period) => LayerSet::AllBut(*period),
+            LayerSet::AllBut(period) => LayerSet::Every(*period),
+            LayerSet::Listed(list) => LayerSet::Listed(list.iter().map(|is_in| !is_in).collect()),
+        }
+    }
 }
 
 /// Hyperparameters that only some architectures have.
@@ -57,6 +68,15 @@ pub struct Extras {
     /// Layers without rotary position embedding.
     #[serde(skip_serializing_if = "LayerSet::is_none")]
     pub unrotated_layers: LayerSet,
+    /// Number of key heads of each layer, if they differ.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layer_kv_heads: Vec<u32>,
+    /// Intermediate size of the feed-forward network of each layer, if they differ.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layer_feed_forward: Vec<u32>,
+    /// Elements per head in windowed layers, if they differ from those in other layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windowed_head_dimensions: Option<u32>,
     /// Factor of attention scores, if it is not 1 / √head size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score_scale: Option<f32>,
@@ -120,6 +140,12 @@ pub struct Extras {
     /// Whether queries and keys are normalised, if only some models of the architecture do so.
     #[serde(skip)]
     pub qk_norm: bool,
+    /// Whether keys are also values in layers without a projection to values.
+    #[serde(skip)]
+    pub keys_are_values: bool,
+    /// Numbers of the function of each layer's feed-forward network, if it is xIELU and the file is a GGUF file.
+    #[serde(skip)]
+    pub xielu: Vec<[f32; 4]>,
     /// Factors of RoPE from the configuration: for contexts of up to the original length, and for longer
     /// contexts.
     #[serde(skip)]
@@ -151,6 +177,9 @@ impl Default for Extras {
             windowed_layers: LayerSet::None,
             windowed_rope: None,
             unrotated_layers: LayerSet::None,
+            layer_kv_heads: Vec::new(),
+            layer_feed_forward: Vec::new(),
+            windowed_head_dimensions: None,
             score_scale: None,
             score_cap: None,
             logit_cap: None,
@@ -172,6 +201,8 @@ impl Default for Extras {
             output_bias: false,
             feed_forward_bias: false,
             qk_norm: false,
+            keys_are_values: false,
+            xielu: Vec::new(),
             rope_factors: None,
             replaced_factors: RopeFactors::None,
         }

@@ -46,17 +46,19 @@ impl Hyperparameters {
     /// count, the number of rotating dimensions and the head size, which error messages name.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            let why = format!("{} heads cannot share {} key-value heads", self.heads, self.kv_heads);
-            return bad(kv_heads, why);
+        let mut counts = std::iter::once(&self.kv_heads).chain(&self.extras.layer_kv_heads);
+        if let Some(count) = counts.find(|count| !self.heads.is_multiple_of(**count)) {
+            return bad(kv_heads, format!("{} heads cannot share {count} key-value heads", self.heads));
         }
-        if self.rope.dimensions > self.head_dimensions || !self.rope.dimensions.is_multiple_of(2) {
-            let why =
-                format!("{} of {} dimensions cannot rotate", self.rope.dimensions, self.head_dimensions);
-            return bad(rotating, why);
-        }
-        if u64::from(self.heads) * u64::from(self.head_dimensions) > u64::from(LARGEST) {
-            return bad(head, format!("{} heads of {}", self.heads, self.head_dimensions));
+        let windowed = self.extras.windowed_head_dimensions.unwrap_or(self.head_dimensions);
+        let windowed = (windowed, self.extras.windowed_rope.unwrap_or(self.rope).dimensions);
+        for (size, rotates) in [(self.head_dimensions, self.rope.dimensions), windowed] {
+            if rotates > size || !rotates.is_multiple_of(2) {
+                return bad(rotating, format!("{rotates} of {size} dimensions cannot rotate"));
+            }
+            if u64::from(self.heads) * u64::from(size) > u64::from(LARGEST) {
+                return bad(head, format!("{} heads of {size}", self.heads));
+            }
         }
         Ok(())
     }

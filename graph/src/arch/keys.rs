@@ -172,6 +172,22 @@ impl<'a> Keys<'a> {
         per_layer(metadata, &format!("{architecture}.{gguf}"))
     }
 
+    /// Returns the numbers of all layers in a list of a GGUF file whose key names no architecture. A single number is that of
+    /// all layers.
+    pub(super) fn numbers_of_layers(&self, key: &str, layers: u32) -> Result<Vec<f32>, ModelError> {
+        let KeySource::Gguf(metadata, _) = self.source else { return Ok(Vec::new()) };
+        let numbers: Vec<f32> = match metadata.find::<f32>(key) {
+            Ok(Some(one)) => vec![one; layers as usize],
+            _ => metadata.list(key)?.collect::<Result<_, _>>()?,
+        };
+        let why = match numbers.iter().find(|number| !number.is_finite()) {
+            Some(number) => format!("{number} is not finite"),
+            None if numbers.len() == layers as usize => return Ok(numbers),
+            None => format!("{} layers instead of {layers}", numbers.len()),
+        };
+        Err(ModelError::Hyperparameter { key: key.into(), why })
+    }
+
     /// Reads which projections have biases, if the architecture has the fields `biases`. In GGUF files, the
     /// tensors tell.
     pub(crate) fn biases(&self, h: &mut Hyperparameters, biases: &[&str]) -> Result<(), ModelError> {

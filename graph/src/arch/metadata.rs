@@ -38,11 +38,9 @@ impl Hyperparameters {
             metadata.find(&key(part))?.map_or(Ok(default), |value| positive(&key(part), value))
         };
         let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
-        // In some files, a list has 0 for layers without attention.
-        let kv_heads = match per_layer(metadata, &key("attention.head_count_kv")) {
-            Some(counts) => same_kv_heads(&counts, &key("attention.head_count_kv"))?,
-            None => optional("attention.head_count_kv", heads)?,
-        };
+        let layers = count("block_count")?;
+        let (kv_heads, layer_kv_heads) = of_layers(metadata, &key("attention.head_count_kv"), layers)?;
+        let (feed_forward, layer_feed_forward) = of_layers(metadata, &key("feed_forward_length"), layers)?;
         let head_dimensions = optional("attention.key_length", (width / heads).max(1))?;
         let mut epsilon_key = key("attention.layer_norm_rms_epsilon");
         let of_layer_norms = key("attention.layer_norm_epsilon");
@@ -59,11 +57,12 @@ impl Hyperparameters {
         let has = |part: &str| weights.tensor(&format!("blk.0.{part}")).is_some();
         let mut found = Self {
             name: metadata.find::<&str>("general.name")?.map(str::to_string),
-            layers: count("block_count")?,
+            layers,
             context,
-            feed_forward: match metadata.find::<u32>(&key("expert_feed_forward_length"))? {
-                Some(_) => optional("feed_forward_length", count("expert_feed_forward_length")?)?,
-                None => count("feed_forward_length")?,
+            feed_forward: match (feed_forward, metadata.find::<u32>(&key("expert_feed_forward_length"))?) {
+                (Some(hidden), _) => hidden,
+                (None, Some(_)) => count("expert_feed_forward_length")?,
+                (None, None) => count("feed_forward_length")?,
             },
             rope: scaled(rope, metadata, architecture, &float, context, weights)?,
             epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
@@ -71,9 +70,11 @@ impl Hyperparameters {
             architecture: kind.name.to_owned(),
             width,
             heads,
-            kv_heads,
+            kv_heads: kv_heads.unwrap_or(heads),
             head_dimensions,
             extras: Extras {
+                layer_kv_heads,
+                layer_feed_forward,
                 qkv_bias: has("attn_q.bias") || has("attn_qkv.bias"),
                 fused_qkv: has("attn_qkv.weight"),
                 output_bias: has("attn_output.bias"),
@@ -119,17 +120,22 @@ impl Hyperparameters {
     }
 }
 
-/// Returns the number of KV heads of all layers that have some.
-fn same_kv_heads(counts: &[u32], key: &str) -> Result<u32, ModelError> {
-    let mut some = counts.iter().filter(|count| **count > 0);
-    let first = some.next().copied().unwrap_or(1);
-    match some.find(|count| **count != first) {
-        Some(other) => {
-            let what = format!("layers with different numbers of KV heads ({key}: {first} and {other})");
-            Err(ModelError::Unsupported { what })
-        }
-        None => in_range(key, first.into()),
+/// Returns the count under a key. Its value may be a list with a count for each layer, where 0 stands for layers that need
+/// none. The count is then that of the last layer, and the list follows if the counts differ.
+fn of_layers(metadata: &Metadata, key: &str, layers: u32) -> Result<(Option<u32>, Vec<u32>), ModelError> {
+    let Some(counts) = per_layer(metadata, key) else {
+        let count = metadata.find::<u32>(key)?.map(|count| in_range(key, count.into())).transpose()?;
+        return Ok((count, Vec::new()));
+    };
+    if counts.len() != layers as usize {
+        let why = format!("{} layers instead of {layers}", counts.len());
+        return Err(ModelError::Hyperparameter { key: key.into(), why });
     }
+    let last = counts.iter().rev().find(|count| **count > 0).copied().unwrap_or(1);
+    let count = |count: &u32| in_range(key, if *count == 0 { last } else { *count }.into());
+    let counts = counts.iter().map(count).collect::<Result<Vec<_>, _>>()?;
+    let differ = counts.iter().any(|count| *count != last);
+    Ok((Some(last), if differ { counts } else { Vec::new() }))
 }
 
 /// Returns `rope` with the scaling that the metadata describes. Rejects unknown types of scaling.

@@ -1,20 +1,24 @@
 //! Table of architectures. A new architecture needs a file in this folder and a row in [`ARCHITECTURES`].
 
+mod apertus;
 mod architecture;
 mod bitnet;
 mod command_r;
 mod deepseek2;
 mod ernie4_5_moe;
+mod exaone4;
 mod experts;
 mod extras;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod granite_moe;
+mod hunyuan;
 pub(crate) mod hyperparameters;
 mod keys;
 mod latent;
@@ -37,6 +41,7 @@ mod qwen3_moe;
 mod recurrent;
 pub(crate) mod rope;
 mod rope_scaling;
+mod seed_oss;
 mod smollm3;
 mod starcoder2;
 mod transformer;
@@ -58,7 +63,7 @@ pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unnee
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 34] = [
+pub static ARCHITECTURES: [&Architecture; 40] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -67,13 +72,19 @@ pub static ARCHITECTURES: [&Architecture; 34] = [
     &mistral::MISTRAL,
     &gemma2::GEMMA2,
     &gemma3::GEMMA3,
+    &gemma4::GEMMA4,
     &phi3::PHI3,
     &granite::GRANITE,
     &olmo2::OLMO2,
+    &olmo2::OLMO3,
     &smollm3::SMOLLM3,
     &glm4::GLM4,
     &command_r::COMMAND_R,
     &starcoder2::STARCODER2,
+    &seed_oss::SEED_OSS,
+    &exaone4::EXAONE4,
+    &hunyuan::HUNYUAN_DENSE,
+    &apertus::APERTUS,
     &mixtral::MIXTRAL,
     &qwen2_moe::QWEN2_MOE,
     &qwen3_moe::QWEN3_MOE,

@@ -103,7 +103,15 @@ const OTHER_PREDICTORS: [&str; 2] = ["mtp.", "model.mtp_"];
 const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
 /// Prefixes of tensors that are not in the text part of a multimodal model.
-const OTHER_PARTS: [&str; 3] = ["vision_tower.", "multi_modal_projector.", "visual."];
+const OTHER_PARTS: [&str; 7] = [
+    "vision_tower.",
+    "multi_modal_projector.",
+    "visual.",
+    "vision_embedder.",
+    "embed_vision.",
+    "audio_tower.",
+    "embed_audio.",
+];
 /// Prefix of tensors in the text part of a multimodal model.
 const TEXT_PART: &str = "language_model.";
 
@@ -198,6 +206,7 @@ mod tests {
             ("model.language_model.norm.weight", Some("model.norm.weight")),
             ("vision_tower.norm.weight", None),
             ("visual.norm.weight", None),
+            ("model.embed_audio.norm.weight", None),
             ("model.visual.norm.weight", None),
             ("model.multi_modal_projector.norm.weight", None),
         ] {

@@ -48,6 +48,11 @@ pub enum RopeFactors {
     None,
     /// The tensor `rope_freqs.weight`.
     File,
+    /// Infinite factors of all pairs after the first ones, which alone rotate.
+    Proportional {
+        /// Number of these pairs.
+        pairs: u32,
+    },
     /// Two lists of factors as in LongRoPE: one for sequences of up to `original_context` tokens, and one for
     /// longer sequences.
     ByContext {
@@ -186,7 +191,10 @@ impl Rope {
     pub fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
         let frequency = |pair: u32| {
             let exponent = -2.0 * f64::from(pair) / f64::from(self.dimensions);
-            let factor = factors.map_or(1.0, |f| f64::from(f[pair as usize]));
+            let factor = match self.factors {
+                RopeFactors::Proportional { pairs } if pair >= pairs => f64::INFINITY,
+                _ => factors.map_or(1.0, |f| f64::from(f[pair as usize])),
+            };
             let frequency = f64::from(self.base).powf(exponent) / f64::from(self.scale) / factor;
             let frequency = self.llama3.map_or(frequency, |scaling| scaling.apply(frequency));
             self.yarn.map_or(frequency, |scaling| scaling.apply(frequency, pair, self)) as f32
@@ -220,6 +228,7 @@ impl fmt::Display for Rope {
         match self.factors {
             RopeFactors::None => Ok(()),
             RopeFactors::File => f.write_str(", factors of the file"),
+            RopeFactors::Proportional { pairs } => write!(f, ", {pairs} rotating pairs"),
             RopeFactors::ByContext { original_context } => {
                 write!(f, ", factors for sequences up to {original_context} tokens and beyond")
             }

@@ -32,6 +32,8 @@ pub(super) struct Layer {
     pub(super) ffn_norm: &'static str,
     /// Whether both halves read the same norm. The second half is then part of the first.
     pub(super) is_parallel: bool,
+    /// Whether the residual stream is multiplied by a number after the layer, if the file has this number.
+    pub(super) has_scale: bool,
 }
 
 /// Places of the norms of each half of a layer.
@@ -69,6 +71,10 @@ pub(super) struct Attention {
     pub(super) output_bias: bool,
     /// Norm of queries and keys before RoPE.
     pub(super) qk_norm: Option<QkNorm>,
+    /// Whether this norm follows RoPE. It is then that of heads.
+    pub(super) norms_follow_rope: bool,
+    /// Whether keys before their norm are also values, if there is no projection to values.
+    pub(super) keys_are_values: bool,
     /// Whether a norm precedes the output projection.
     pub(super) sub_norm: bool,
     /// Whether each query head has a sink, which adds to the sum of the softmax.
@@ -90,15 +96,22 @@ pub(super) struct FeedForward {
     pub(super) bias: bool,
     /// Whether a norm precedes the down projection.
     pub(super) sub_norm: bool,
+    /// Whether xIELU replaces the function. There is then no gate.
+    pub(super) is_xielu: bool,
     /// Mixture of experts that replaces the network.
     pub(super) experts: Option<Experts>,
+    /// Whether the mixture works beside the network instead. Both have norms of their own.
+    pub(super) is_beside_experts: bool,
 }
 
 impl Layer {
     /// Returns the layer that the hyperparameters describe, without optional parts.
     pub(super) fn plain(h: &Hyperparameters, index: u32) -> Self {
-        let heads = Heads { queries: h.heads, kv: h.kv_heads, dimensions: h.head_dimensions };
         let is_windowed = h.extras.windowed_layers.contains(index);
+        let windowed = h.extras.windowed_head_dimensions.filter(|_| is_windowed);
+        let of_layer = |list: &[u32], usual| list.get(index as usize).copied().unwrap_or(usual);
+        let kv = of_layer(&h.extras.layer_kv_heads, h.kv_heads);
+        let heads = Heads { queries: h.heads, kv, dimensions: windowed.unwrap_or(h.head_dimensions) };
         let mut rope = h.extras.windowed_rope.filter(|_| is_windowed).unwrap_or(h.rope);
         if h.extras.unrotated_layers.contains(index) {
             // Nothing turns at frequencies of zero.
@@ -118,23 +131,28 @@ impl Layer {
                 qkv_bias: h.extras.qkv_bias,
                 output_bias: h.extras.output_bias,
                 qk_norm: None,
+                norms_follow_rope: false,
+                keys_are_values: false,
                 sub_norm: false,
                 has_sinks: false,
                 has_gates: false,
             },
             feed_forward: FeedForward {
-                hidden: h.feed_forward,
+                hidden: of_layer(&h.extras.layer_feed_forward, h.feed_forward),
                 function: Function::Silu,
                 has_gate: true,
                 is_fused: false,
                 bias: h.extras.feed_forward_bias,
                 sub_norm: false,
+                is_xielu: false,
                 experts: h.extras.experts.filter(|_| h.extras.expert_layers.contains(index)),
+                is_beside_experts: false,
             },
             norms: Norms::Before,
             norm_kind: NormKind::Rms,
             ffn_norm: "ffn_norm",
             is_parallel: false,
+            has_scale: false,
         }
     }
 }
@@ -181,6 +199,10 @@ pub(super) fn build(
         if parallel.is_none() {
             let normed = builder.norm_before(layer, x, &format!("blk.{index}.{}", layer.ffn_norm))?;
             x = builder.feed_forward(layer, x, normed, index)?;
+        }
+        let scale = format!("blk.{index}.layer_output_scale.weight");
+        if layer.has_scale && !builder.b.lacks(&scale) {
+            x = builder.b.scale_by(x, &scale, 1, h.width)?;
         }
     }
     builder.b.next_segment();
@@ -263,16 +285,21 @@ impl Halves<'_, '_, '_> {
             vec![("attn_qkv", q + 2 * kv)]
         } else {
             let queries = if layer.attention.has_gates { 2 * q } else { q };
-            vec![("attn_q", queries), ("attn_k", kv), ("attn_v", kv)]
+            let lacks_values = layer.attention.keys_are_values && self.b.lacks(&name("attn_v"));
+            vec![("attn_q", queries), ("attn_k", kv), (if lacks_values { "attn_k" } else { "attn_v" }, kv)]
         };
         let weights: Vec<_> = parts.iter().map(|(part, width)| (name(part), *width)).collect();
         let weights: Vec<_> = weights.iter().map(|(name, width)| (&**name, *width)).collect();
         let biases: Vec<_> = parts.iter().map(|(part, _)| bias(part)).filter(|_| qkv_bias).collect();
         let mut qkv = self.b.joint_matmul(normed, &weights, &biases)?;
+        let norms = ["attn_q_norm", "attn_k_norm"].map(name);
+        // RoPE does not change the length of a head. The score of a query and a key does not change if the query has the
+        // weights of both.
+        let (norms, weights) =
+            if layer.attention.norms_follow_rope { (None, Some(norms)) } else { (Some(norms), None) };
         if let Some(form) = qk_norm {
-            let weights = ["attn_q_norm", "attn_k_norm"].map(name);
             let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
-            qkv = self.b.head_norm(qkv, heads, weights, epsilon, offset, form)?;
+            qkv = self.b.head_norm(qkv, heads, norms, epsilon, offset, form)?;
         }
         let projected = qkv;
         if layer.attention.has_gates {
@@ -281,7 +308,7 @@ impl Halves<'_, '_, '_> {
             qkv = self.b.gated_heads(projected, heads, weights, epsilon, offset)?;
         }
         let sinks = layer.attention.has_sinks.then(|| name("attn_sinks"));
-        let mut attended = self.b.attention(qkv, index, heads, (rope, scores), sinks)?;
+        let mut attended = self.b.attention(qkv, index, heads, (rope, scores), sinks, weights)?;
         if layer.attention.has_gates {
             attended = self.b.gate_heads(attended, projected, heads);
         }
@@ -319,7 +346,7 @@ impl Halves<'_, '_, '_> {
         let kv = self.b.matmul(normed, &name("attn_kv_a_mqa"), latent.rank + latent.rotating)?;
         let weights = ["attn_k_b", "attn_kv_a_norm"].map(name);
         let qkv = self.b.latent_rows([q, kv], heads, latent, weights, LATENT_EPSILON)?;
-        let attended = self.b.attention(qkv, index, heads, (rope, scores), None)?;
+        let attended = self.b.attention(qkv, index, heads, (rope, scores), None, None)?;
         self.b.latent_values(attended, heads, latent, &name("attn_v_b"))
     }
 
@@ -394,12 +421,27 @@ impl Halves<'_, '_, '_> {
         normed: NodeIndex,
         index: u32,
     ) -> Result<NodeIndex, ModelError> {
-        let FeedForward { hidden, function, has_gate, is_fused, bias, sub_norm, experts } =
-            layer.feed_forward;
-        if let Some(experts) = experts {
-            let y = self.experts(normed, index, &experts, function)?;
-            return Ok(self.b.add_residual(x, y));
+        let FeedForward { function, experts, is_beside_experts, .. } = layer.feed_forward;
+        let mut y = match experts {
+            Some(experts) if is_beside_experts => {
+                let y = self.network(layer, normed, index)?;
+                let y = self.sub_norm(y, &format!("blk.{index}.post_ffw_norm_1.weight"))?;
+                let others = self.experts_beside(x, index, &experts, function)?;
+                self.b.add_residual(y, others)
+            }
+            Some(experts) => self.experts([normed; 2], index, &experts, function)?,
+            None => self.network(layer, normed, index)?,
+        };
+        if layer.norms != Norms::Before {
+            y = self.norm_after(y, &format!("blk.{index}.post_ffw_norm.weight"))?;
         }
+        Ok(self.b.add_residual(x, y))
+    }
+
+    /// Adds a feed-forward network that all tokens use.
+    fn network(&mut self, layer: &Layer, normed: NodeIndex, index: u32) -> Result<NodeIndex, ModelError> {
+        let FeedForward { hidden, function, has_gate, is_fused, bias, sub_norm, is_xielu, .. } =
+            layer.feed_forward;
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         let biases = |part: &str| if bias { vec![format!("blk.{index}.{part}.bias")] } else { vec![] };
         // Some models name the only network of a layer like one beside experts.
@@ -408,7 +450,11 @@ impl Halves<'_, '_, '_> {
             if is_shared { ["ffn_gate_up_shexp", "ffn_down_shexp"] } else { ["ffn_up", "ffn_down"] };
         let mut inner = if !has_gate {
             let up = self.b.joint_matmul(normed, &[(&*name("ffn_up"), hidden)], &biases("ffn_up"))?;
-            self.b.unary(up, of_values(function))
+            if is_xielu {
+                self.b.xielu(up, index, &self.h.extras)?
+            } else {
+                self.b.unary(up, of_values(function))
+            }
         } else if is_fused {
             let gate_up = self.b.matmul(normed, &name(fused), 2 * hidden)?;
             self.b.gate(gate_up, function)
@@ -422,17 +468,29 @@ impl Halves<'_, '_, '_> {
             inner = self.sub_norm(inner, &name("ffn_sub_norm"))?;
         }
         let down = [(&*name(last), self.h.width)];
-        let mut y = self.b.joint_matmul(inner, &down, &biases("ffn_down"))?;
-        if layer.norms != Norms::Before {
-            y = self.norm_after(y, &name("post_ffw_norm"))?;
-        }
-        Ok(self.b.add_residual(x, y))
+        self.b.joint_matmul(inner, &down, &biases("ffn_down"))
     }
 
-    /// Adds a mixture of experts.
+    /// Adds a mixture of experts with norms of its own. The router has another norm of the residual stream.
+    fn experts_beside(
+        &mut self,
+        x: NodeIndex,
+        index: u32,
+        experts: &Experts,
+        function: Function,
+    ) -> Result<NodeIndex, ModelError> {
+        let epsilon = self.h.epsilon / (self.unit * self.unit);
+        let affine = Affine { scale: 1.0 / (self.h.width as f32).sqrt(), offset: 0.0 };
+        let routed = self.b.rms_norm(x, &format!("blk.{index}.ffn_gate_inp.scale"), epsilon, affine)?;
+        let normed = self.norm(x, &format!("blk.{index}.pre_ffw_norm_2"), 1.0)?;
+        let y = self.experts([routed, normed], index, experts, function)?;
+        self.sub_norm(y, &format!("blk.{index}.post_ffw_norm_2.weight"))
+    }
+
+    /// Adds a mixture of experts. The router reads `routed`, and the experts read `normed`.
     fn experts(
         &mut self,
-        normed: NodeIndex,
+        [routed, normed]: [NodeIndex; 2],
         index: u32,
         experts: &Experts,
         function: Function,
@@ -441,9 +499,12 @@ impl Halves<'_, '_, '_> {
         let of_router =
             if experts.has_biases { vec![format!("blk.{index}.ffn_gate_inp.bias")] } else { vec![] };
         let router = [(&*name("ffn_gate_inp"), experts.count)];
-        let logits = self.b.joint_matmul(normed, &router, &of_router)?;
-        let biases = format!("blk.{index}.exp_probs_b.bias");
-        let route = self.b.route(logits, experts.choice, &biases)?;
+        let logits = self.b.joint_matmul(routed, &router, &of_router)?;
+        let mut choice = experts.choice;
+        let numbers = if choice.is_scaled { "ffn_down_exps.scale" } else { "exp_probs_b.bias" };
+        let numbers = format!("blk.{index}.{numbers}");
+        choice.is_scaled &= !self.b.lacks(&numbers);
+        let route = self.b.route(logits, choice, &numbers)?;
         let gate_up = self.b.expert_gate_up(normed, route, index, experts.count, experts.feed_forward)?;
         let inner = match experts.rule {
             Some(rule) => self.b.expert_gate(gate_up, route, index, experts.count, rule)?,

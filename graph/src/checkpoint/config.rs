@@ -27,13 +27,18 @@ pub(super) fn read(
         config = text_part(config)?;
         architecture = architecture.of_text_part(&class, config.text("model_type")?);
     }
+    layer_overrides(&mut config, architecture)?;
     architecture.defaults.iter().for_each(|(key, value)| config.add_missing(key, (*value).into()));
     let (activation, functions) = architecture.activation;
     config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
-    // The sizes of heads with a shared latent do not follow from the width.
-    let head_dimensions = match config.find_count("head_dim")?.or(config.find_count("qk_rope_head_dim")?) {
-        Some(values) => values,
+    // The sizes of heads with a shared latent do not follow from the width. Layers without a window may have larger heads.
+    let mut sizes = Vec::new();
+    for field in [GLOBAL_HEAD, "head_dim", "qk_rope_head_dim"] {
+        sizes.extend(config.find_count(field)?);
+    }
+    let head_dimensions = match sizes.first() {
+        Some(values) => *values,
         None if width.is_multiple_of(heads) => width / heads,
         None => {
             let why = format!("{heads} heads do not divide a width of {width}, and there is no head_dim");
@@ -82,6 +87,32 @@ fn text_part(config: Fields) -> Result<Fields, FormatError> {
         text.set(TIED, true.into());
     }
     Ok(text)
+}
+
+/// Field for the size of heads in layers without a window, if it differs from that in other layers.
+const GLOBAL_HEAD: &str = "global_head_dim";
+
+/// Replaces the overrides of layers that version 5 of `transformers` writes by the fields of published files, which apply to
+/// all layers without a window.
+fn layer_overrides(config: &mut Fields, architecture: &Architecture) -> Result<(), ModelError> {
+    const KEY: &str = "per_layer_config";
+    let Some(layers) = config.object(KEY)? else { return Ok(()) };
+    let of_layer = |layer: Fields| -> Result<_, ModelError> {
+        Ok([layer.find_count("head_dim")?, layer.find_count("num_key_value_heads")?])
+    };
+    let all = layers.objects().map(|layer| of_layer(layer?)).collect::<Result<Vec<_>, _>>()?;
+    let Some(one) = all.first() else { return Ok(()) };
+    let has_field = architecture.defaults.iter().any(|(key, _)| *key == GLOBAL_HEAD);
+    if !has_field || all.iter().any(|other| other != one) {
+        let what = format!("different settings of layers ({})", config.in_file(KEY));
+        return Err(ModelError::Unsupported { what });
+    }
+    for (field, count) in [GLOBAL_HEAD, "num_global_key_value_heads"].into_iter().zip(one) {
+        if let Some(count) = count {
+            config.set(field, (*count).into());
+        }
+    }
+    Ok(())
 }
 
 /// Returns the settings of quantized weights, if there are any.
@@ -166,6 +197,7 @@ fn rope(
         None => config.find_float(outer),
     };
     let part = float("partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0).min(1.0);
+    let whole = plain.dimensions;
     let plain = Rope {
         base: float("rope_theta", outer_base)?.unwrap_or(plain.base),
         dimensions: (f64::from(plain.dimensions) * f64::from(part)) as u32,
@@ -189,6 +221,13 @@ fn rope(
             Ok(Rope { dynamic: Some(dynamic), ..plain })
         }
         "linear" => Ok(Rope { scale: scaling.float("factor")?, ..plain }),
+        // Only the first pairs of a head rotate, as if all did.
+        "proportional" => {
+            let factors =
+                RopeFactors::Proportional { pairs: (f64::from(whole) * f64::from(part) / 2.0) as u32 };
+            let scale = scaling.find_float("factor")?.unwrap_or(1.0);
+            Ok(Rope { dimensions: whole, factors, scale, ..plain })
+        }
         "llama3" => Ok(Rope { llama3: Some(llama3(config, scaling)?), ..plain }),
         "yarn" => yarn(config, scaling, plain),
         "longrope" | "su" => {

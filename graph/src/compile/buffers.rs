@@ -65,7 +65,7 @@ fn content(
 fn rope_frequencies(model: &Model, rope: &Rope) -> Result<WeightContent, ModelError> {
     let factors = match rope.factors {
         RopeFactors::File => factors_of(model.weights(), ROPE_FACTORS)?,
-        RopeFactors::None | RopeFactors::ByContext { .. } => None,
+        RopeFactors::None | RopeFactors::Proportional { .. } | RopeFactors::ByContext { .. } => None,
     };
     Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
 }

@@ -19,7 +19,7 @@ pub struct Scores {
     pub cap: Option<f32>,
 }
 
-/// Causal attention over the KV cache. The first columns of each input row are the queries.
+/// Causal attention over the KV cache. The first columns of each input row are the queries. Keys and values may follow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// Layer that owns the cache.
@@ -44,7 +44,8 @@ impl Lower for Attention {
 
     fn shape(&self, x: Shape) -> Option<Shape> {
         let width = self.heads.query_width();
-        assert_eq!(x.width, width + 2 * self.heads.kv_width(), "queries, keys and values of {self:?}");
+        let has_all = x.width == width + 2 * self.heads.kv_width();
+        assert!(has_all || x.width == width, "{} columns of queries for {self:?}", x.width);
         Some(Shape { width, ..x })
     }
 

@@ -1,7 +1,7 @@
 //! Operators on single values, and constants of kernels that compute on the values of strided tensors.
 
 use super::lower::{Call, Cost, Lower, Output, Shape, Site, Work};
-use super::weight::Weight;
+use super::weight::{Affine, Weight};
 use ragtag_kernels::binary::Operation;
 use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::silu_mul::Gate;
@@ -30,6 +30,62 @@ impl Lower for Scale {
             _ => product([site.rows, site.output.width], [0, 1]),
         };
         vec![site.call(Kernel::Binary, constants)]
+    }
+}
+
+/// Product of the first columns and the values of a tensor, which repeat themselves. The output has these columns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaleBy {
+    /// Name of the tensor.
+    pub weight: String,
+    /// Number of its values, a divisor of the number of columns.
+    pub period: u32,
+}
+
+impl Lower for ScaleBy {
+    fn shape(&self, _: Shape) -> Option<Shape> {
+        None
+    }
+
+    fn weights(&self) -> Vec<Weight> {
+        vec![Weight::Vector { tensors: vec![self.weight.clone()], affine: Affine::IDENTITY }]
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        work.columns(1, 0)
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let (columns, pitch) = (site.output.width, site.x().width);
+        let sizes = [site.rows, columns / self.period, self.period];
+        let mut call = site.call(Kernel::Binary, product_of(sizes, [pitch, self.period, 1], [0, 0, 1]));
+        call.arguments[0] = site.x().columns(0, columns);
+        vec![call]
+    }
+}
+
+/// xIELU of each value. The function has learned numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Xielu {
+    /// The numbers, if no tensors hold them.
+    pub numbers: [f32; 4],
+    /// Names of the tensors that hold them.
+    pub tensors: Vec<String>,
+}
+
+impl Lower for Xielu {
+    fn weights(&self) -> Vec<Weight> {
+        let known = || Weight::Factors(self.numbers.map(|number| (number, 1)).to_vec());
+        let vector = || Weight::Vector { tensors: self.tensors.clone(), affine: Affine::IDENTITY };
+        vec![if self.tensors.is_empty() { known() } else { vector() }]
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        work.columns(8, 0)
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        vec![site.row_call(Kernel::Xielu, &[site.output.width])]
     }
 }
 
@@ -163,13 +219,18 @@ pub(crate) fn row_copy(types: [ElementType; 2], [rows, width]: [u32; 2], pitch: 
 
 /// Returns the constants of the product of rows of values, and factors with the given strides.
 fn product([rows, width]: [u32; 2], strides: [u32; 2]) -> Vec<u32> {
-    let walks = [walk(1, [rows, width]), walk(0, [width, 1]), walk(0, strides)];
+    product_of([rows, width], [width, 1], strides)
+}
+
+/// Returns the constants of the product of values and factors, both with strides.
+fn product_of<const N: usize>(sizes: [u32; N], values: [u32; N], factors: [u32; N]) -> Vec<u32> {
+    let walks = [walk(1, sizes), walk(0, values), walk(0, factors)];
     [&[Operation::Mul as u32, f32_number()][..], &walks.concat()].concat()
 }
 
-/// Returns sizes or strides of a matrix. `outer` stands for the dimensions that a matrix lacks.
-fn walk(outer: u32, matrix: [u32; 2]) -> [u32; RANK] {
+/// Returns sizes or strides. `outer` stands for the dimensions that are missing.
+fn walk<const N: usize>(outer: u32, inner: [u32; N]) -> [u32; RANK] {
     let mut dimensions = [outer; RANK];
-    dimensions[RANK - 2..].copy_from_slice(&matrix);
+    dimensions[RANK - N..].copy_from_slice(&inner);
     dimensions
 }

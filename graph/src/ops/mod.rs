@@ -77,6 +77,8 @@ operators! {
     "rms-norm" norm::RmsNorm;
     "layer-norm" norm::LayerNorm;
     "scale" elementwise::Scale;
+    "scale-by" elementwise::ScaleBy;
+    "xielu" elementwise::Xielu;
     "unary" elementwise::Unary;
     "quantize" elementwise::Quantize;
     "widen" matmul::Widen;

@@ -72,14 +72,14 @@ impl Lower for LayerNorm {
     }
 }
 
-/// Norm of each query head and each key head, multiplied by weights. Overwrites the input, which holds queries,
-/// keys and values side by side.
+/// Norm of each query head and each key head, multiplied by weights, and in one form of each value head. Overwrites the
+/// input, which holds queries, keys and values side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadNorm {
     /// Heads of the input.
     pub heads: Heads,
-    /// Names of the weight tensors for queries and for keys, in this order.
-    pub weights: [String; 2],
+    /// Names of the weight tensors for queries and for keys, in this order. Without names, all weights are 1.
+    pub weights: Option<[String; 2]>,
     /// Constant that is added to the mean square, or to the variance.
     pub epsilon: f32,
     /// Number that is added to the weights.
@@ -95,14 +95,18 @@ impl Lower for HeadNorm {
 
     fn weights(&self) -> Vec<Weight> {
         let affine = Affine { offset: self.offset, ..Affine::IDENTITY };
-        vec![Weight::Vector { tensors: self.weights.to_vec(), affine }]
+        let ones = Weight::Factors(vec![(1.0, self.heads.dimensions); 2]);
+        let vector = |names: &[String; 2]| Weight::Vector { tensors: names.to_vec(), affine };
+        vec![self.weights.as_ref().map_or(ones, vector)]
     }
 
     fn cost(&self, work: &Work<'_>) -> Cost {
-        let all = u64::from(self.heads.query_width() + self.heads.kv_width());
+        let of_values = if self.form == Form::Values { self.heads.kv_width() } else { 0 };
+        let all = u64::from(self.heads.query_width() + self.heads.kv_width() + of_values);
         let flops = work.rows * if self.form == Form::Centred { 7 } else { 4 } * all;
         let of_head = 8 * u64::from(self.heads.dimensions);
-        let read_bytes = if self.form == Form::Heads { of_head } else { 4 * all };
+        let is_shared = matches!(self.form, Form::Heads | Form::Values);
+        let read_bytes = if is_shared { of_head } else { 4 * all };
         Cost { flops, read_bytes, ..Cost::default() }
     }
 

@@ -1,13 +1,13 @@
 """Writes experts.json: configurations of mixtures of experts, and the logits that `transformers` computes for them in float64. All weights follow
-from a formula (`weight`), so that no file has to hold them. F32, F16 and BF16 hold them exactly.
+from a formula (`weight`), so that no file has to hold them. F32, F16 and BF16 hold them exactly. Also writes recent.json, with other architectures.
 
 A small error may choose another expert if the logits of two experts are close. The script takes the token ids whose chosen experts are the furthest
 from the others, among those whose logits move by more than 1e-2 when a feature of the model is switched off. It fails if there are none with a distance
 of 0.05, or of 0.005 between probabilities.
 
     pip install torch transformers
-    python3 experts.py"""
-import copy, json, pathlib, torch, transformers
+    python3 experts.py [experts] [recent]"""
+import copy, json, pathlib, sys, torch, transformers
 
 COMMON = dict(
     vocab_size=40, num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, num_attention_heads=2,
@@ -80,7 +80,46 @@ MODELS = {
          "router.bias": 0.0, "gate_up_proj_bias": 0.0, "down_proj_bias": 0.0, "q_proj.bias": 0.0, "o_proj.bias": 0.0,
          "scaling": dict(rope_parameters=dict(rope_type="default", rope_theta=150000.0)), "rounding": dict(rope_parameters={**YARN, "truncate": True})}),
 }
+WINDOWS = dict(sliding_window=3, layer_types=["sliding_attention", "full_attention"])
+PLAIN = dict(rope_type="default", rope_theta=1e4)
+def gemma4_ropes(part=0.25, base=20.0):
+    """Small bases, because the sequence is short."""
+    of_full = dict(rope_type="proportional", partial_rotary_factor=part, rope_theta=4.0)
+    return dict(rope_parameters=dict(sliding_attention=dict(PLAIN, rope_theta=base), full_attention=of_full))
+
+
+GEMMA4 = dict(
+    gemma4_ropes(), num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+    hidden_size_per_layer_input=0, vocab_size_per_layer_input=40, final_logit_softcapping=2.0, sliding_window=3,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+GEMMA4_FEATURES = {
+    "window": dict(sliding_window=64), "layer_scalar": 1.0, "cap": dict(final_logit_softcapping=None), "k_norm.weight": 1.0,
+    "partial rotation": gemma4_ropes(part=1.0), "RoPE in windows": gemma4_ropes(base=1e9)}
+RECENT = {
+    "SeedOss": (dict(head_dim=32, attention_bias=True, attention_out_bias=False), {"q_proj.bias": 0.0, "v_proj.bias": 0.0}),
+    "Exaone4": (
+        dict(WINDOWS, num_hidden_layers=2), {"window": dict(sliding_window=64), "q_norm.weight": 1.0, "post_attention_layernorm.weight": 1.0,
+        "RoPE in one layer": dict(layer_types=["sliding_attention"] * 2, sliding_window=64)}),
+    "Olmo3": (
+        dict(WINDOWS, rope_parameters=dict(sliding_attention=PLAIN, full_attention=yarn(attention_factor=1.5))),
+        {"window": dict(sliding_window=64), "k_norm.weight": 1.0, "YaRN": dict(rope_parameters=dict(sliding_attention=PLAIN, full_attention=PLAIN)),
+         "RoPE of windows": dict(rope_parameters=dict(sliding_attention=yarn(attention_factor=1.5), full_attention=yarn(attention_factor=1.5)))}),
+    "HunYuanDenseV1": (
+        dict(head_dim=32, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=1.0, alpha=1000.0)),
+        {"alpha": dict(rope_parameters=PLAIN), "query_layernorm.weight": 1.0, "key_layernorm.weight": 1.0}),
+    "Apertus": (
+        dict(rope_parameters=PLAIN), {"alpha_p": -9.0, "alpha_n": -9.0, "beta": 0.0, "k_norm.weight": 1.0}),
+    "Gemma4-31B": (GEMMA4, GEMMA4_FEATURES),
+    "Gemma4-26B-A4B": (
+        dict(GEMMA4, enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=32),
+        dict(GEMMA4_FEATURES, **{"router.scale": 1.0, "per_expert_scale": 1.0, "layernorm_2.weight": 1.0, "experts.down_proj": 0.0})),
+}
+# Fields that change no results.
+UNUSED = ("dtype", "transformers_version", "id2label", "label2id", "output_hidden_states", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder",
+          "initializer_range", "use_cache", "output_attentions", "attention_dropout", "residual_dropout", "pretraining_tp", "bos_token_id", "eod_token_id")
 ROUTERS = ("mlp.gate.weight", "router.layer.weight", "router.weight")
+# Ends of the names of weights near 1.
+NEAR_ONE = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "layer_scalar", "router.scale", "per_expert_scale")
 # Divisors of the weights of gpt-oss: its limits need large gates, and its sinks scores that differ.
 GPT_OSS = {
     "sinks": 64, "gate_up_proj": 64, "gate_up_proj_bias": 64, "experts.down_proj": 8192, "q_proj.weight": 4096, "k_proj.weight": 4096, "q_proj.bias": 128}
@@ -88,19 +127,25 @@ GPT_OSS = {
 
 def weight(name, tensor, at, key):
     value = ((at + 1) * 7919 + (tensor + 1) * 104729) % 65537 % 257 - 128
-    if key.endswith("norm.weight"):
+    if key.endswith(NEAR_ONE):
         return 1 + value // 2 / 128
     if key.endswith("e_score_correction_bias"):
         return value / 256
     for end, divisor in GPT_OSS.items() if name == "GptOss" else ():
         if key.endswith(end):
             return value / divisor
+    if key.endswith("router.proj.weight"):
+        # The router of Gemma 4 divides its input. Its rows must differ more than the formula makes them differ.
+        return ((at + 1) * (at + 3) * 7919 % 65537 % 257 - 128) / 32
     return value / (128 if key.endswith(ROUTERS) else 512)
 
 
 def build(name, changes, neutral=None):
     name = name.split("-")[0]
-    config = getattr(transformers, f"{name}Config")(**copy.deepcopy({**COMMON, **changes}))
+    has_experts = not any(recent.split("-")[0] == name for recent in RECENT)
+    common = {key: value for key, value in COMMON.items() if has_experts or key != "num_experts_per_tok"}
+    of_class = f"{name}TextConfig" if name == "Gemma4" else f"{name}Config"
+    config = getattr(transformers, of_class)(**copy.deepcopy({**common, **changes}))
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
@@ -118,7 +163,7 @@ def run(model, prompts):
     """Logits of the last token of each prompt, and the least distance between the values of a chosen expert, or group of experts, and another."""
     margins, hooks = [], []
     config = model.config
-    used = config.num_experts_per_tok
+    used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
 
     def note(values, count):
         if count < values.shape[-1]:
@@ -127,6 +172,8 @@ def run(model, prompts):
     for layer in model.model.layers:
         block = getattr(layer, "mlp", None) or layer.block_sparse_moe
         gate = getattr(block, "gate", None) or getattr(block, "router", None)
+        if hasattr(layer, "router"):
+            gate = layer.router.proj
         if gate is None:
             continue  # a layer without experts
 
@@ -150,37 +197,63 @@ def run(model, prompts):
         logits = model(torch.tensor(prompts), use_cache=False).logits[:, -1]
     for hook in hooks:
         hook.remove()
+    margins.append(torch.full((len(prompts),), float("inf")))
     return logits, torch.stack(margins).min(dim=0).values
 
 
-def main():
+def joined(shapes, layers):
+    """Replaces tensors that have the same shape in all layers by one, with * instead of the number."""
     out = {}
-    for name, (changes, features) in MODELS.items():
+    for key, shape in shapes.items():
+        parts = key.split(".")
+        if parts[1] == "layers":
+            of_layer = [".".join(parts[:2] + [str(layer)] + parts[3:]) for layer in range(layers)]
+            if all(shapes.get(other) == shape for other in of_layer):
+                key = ".".join(parts[:2] + ["*"] + parts[3:])
+        out[key] = shape
+    return out
+
+
+def write(file, models):
+    out = {}
+    for name, (changes, features) in models.items():
         model = build(name, changes)
         tried = [[(a * at + b * at * at + 3) % 40 for at in range(6)] for a in range(1, 40) for b in range(1, 26)]
         tried = [ids for ids in tried if len(set(ids)) == len(ids)]  # Equal tokens have equal values, which attention cannot tell apart.
         all_logits, margins = run(model, tried)
         least = 0.005 if "e_score_correction_bias" in features else 0.05
         is_good = margins > least
+        print(f"{name}: {int(is_good.sum())} of {len(tried)} prompts have a clear choice")
         for feature, change in features.items():
             other = build(name, {**changes, **change}) if isinstance(change, dict) else build(name, changes, (feature, change))
             moved = (run(other, tried)[0] - all_logits).norm(dim=-1) / all_logits.norm(dim=-1)
             print(f"{name} without {feature}: {float(moved.median()):.3f}")
             is_good &= moved > 1e-2
+            print(f"  {int(is_good.sum())} prompts are left")
         assert is_good.any(), name
-        best = int((margins * is_good).argmax())
+        best = int(torch.where(is_good, margins, -1.0).argmax())
         ids, logits, margin = tried[best], all_logits[best], float(margins[best])
         config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and value is not None}
         config.update(changes)
-        for unused in ("dtype", "transformers_version", "id2label", "label2id", "layer_types"):
-            config.pop(unused, None)
+        if file == "recent":
+            for unused in UNUSED:
+                config.pop(unused, None)
+            # The form of published files, and that of files which `transformers` writes.
+            of_form = ["per_layer_config"] if name == "Gemma4-26B-A4B" else ["global_head_dim", "num_global_key_value_heads"]
+            for field in of_form:
+                config.pop(field, None)
+        else:
+            for unused in ("dtype", "transformers_version", "id2label", "label2id", "layer_types"):
+                config.pop(unused, None)
         config["architectures"] = [f"{name.split('-')[0]}ForCausalLM"]
-        shapes = {key: list(value.shape) for key, value in sorted(model.state_dict().items())}
+        shapes = joined({key: list(value.shape) for key, value in sorted(model.state_dict().items())}, len(model.model.layers))
         out[name] = {"config": config, "ids": ids, "shapes": shapes, "logits": [float(f"{x:.7g}") for x in logits]}
         print(name, "largest logit", float(logits.abs().max()), "least margin", margin)
-    path = pathlib.Path(__file__).with_name("experts.json")
+    path = pathlib.Path(__file__).with_name(f"{file}.json")
     path.write_text(json.dumps(out, separators=(",", ":")) + "\n")
     print(path.stat().st_size, "bytes")
 
 
-main()
+for file, models in [("experts", MODELS), ("recent", RECENT)]:
+    if not sys.argv[1:] or file in sys.argv[1:]:
+        write(file, models)
