@@ -281,6 +281,28 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)], &[])
     }
 
+    /// Adds a product whose output has more columns than the weight has rows. The others have no meaning.
+    pub(crate) fn wide_matmul(
+        &mut self,
+        x: NodeIndex,
+        weight: &str,
+        rows: u32,
+        width: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let shape = self.graph.node(x).shape();
+        self.matrix(weight, shape.width, rows)?;
+        let (activations, column, accumulate, norm, gated) = (Activations::F32, 0, false, None, false);
+        let weights = Stack::of(weight);
+        let operator = MatMul { weights, activations, column, accumulate, norm, gated };
+        let product = self.add(operator, Shape { width, ..shape }, &[x]);
+        Ok(self.scale(product, self.factor(weight)))
+    }
+
+    /// Ignores the tensor `name`, if there is one.
+    pub(crate) fn ignore(&mut self, name: &str) {
+        self.used.insert(name.into());
+    }
+
     /// Adds nodes that multiply `x` by each of the weights in `weights`, and write the products side by side
     /// into one tensor. Each entry of `weights` is the name of a weight tensor and the number of columns of
     /// its product. Adjacent weights of the same type are stacked into one product.
@@ -520,12 +542,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
-    /// attention of its queries. `sinks` names the tensor with the sinks, if there are any. `weights` names tensors by which
-    /// all query heads are multiplied after RoPE.
+    /// attention of its queries. If `appends` is false, they are there already. `sinks` names the tensor with the sinks, if
+    /// there are any. `weights` names tensors by which all query heads are multiplied after RoPE.
     pub(crate) fn attention(
         &mut self,
         qkv: NodeIndex,
-        layer: u32,
+        (layer, appends): (u32, bool),
         heads: Heads,
         (rope, scores): (Rope, Scores),
         sinks: Option<String>,
@@ -534,7 +556,7 @@ impl<'a> Builder<'a> {
         if let Some(sinks) = &sinks {
             self.vector(sinks, heads.queries)?;
         }
-        let mut turned = self.apply(RopeAppend { layer, heads, rope }, &[qkv]);
+        let mut turned = self.apply(RopeAppend { layer, heads, rope, appends }, &[qkv]);
         for weight in weights.iter().flatten() {
             turned = self.scale_by(turned, weight, heads.dimensions, heads.query_width())?;
         }
@@ -675,6 +697,12 @@ impl<'a> Builder<'a> {
             return unsupported(format!("experts with a scale ({})", stack.name()));
         }
         Ok(stack)
+    }
+
+    /// Adds a node that multiplies all values of `x` by those of `y`.
+    pub(crate) fn product(&mut self, x: NodeIndex, y: NodeIndex) -> NodeIndex {
+        assert_eq!(self.graph.node(x).shape(), self.graph.node(y).shape(), "factors of a product");
+        self.apply(ScaleRows, &[x, y])
     }
 
     /// Adds nodes that multiply the rows of `y` by `factors`, which have one column, and add `x`.

@@ -82,6 +82,7 @@ impl Model {
         description: Description,
     ) -> Result<Self, ModelError> {
         let weights = converted::split_latents(weights, &hyperparameters)?;
+        let weights = converted::split_layers(weights, &hyperparameters)?;
         let weights = converted::widen_rows(weights)?;
         let mut graph = architecture.build(&hyperparameters, &weights)?;
         passes::fuse_residuals(&mut graph);
@@ -105,11 +106,13 @@ impl Model {
     }
 
     /// Returns the same model, divided into segments of `granularity`. The default is [`Granularity::Block`].
-    /// Blocks whose two halves read the same norm are not divided.
+    /// Blocks whose two halves read the same norm, or that consist of several layers, are not divided.
     #[must_use]
     pub fn with_granularity(&self, granularity: Granularity) -> Self {
-        let halves = Granularity::HalfBlock.segment_count(self.hyperparameters.layers);
-        let is_divisible = self.graph.by_segment(halves).iter().all(|nodes| !nodes.is_empty());
+        let blocks = self.hyperparameters.blocks();
+        let halves = self.graph.by_segment(Granularity::HalfBlock.segment_count(blocks));
+        let is_divisible =
+            blocks == self.hyperparameters.layers && halves.iter().all(|nodes| !nodes.is_empty());
         let granularity = if is_divisible { granularity } else { Granularity::Block };
         Self { granularity, ..self.clone() }
     }
@@ -232,7 +235,7 @@ impl Model {
 
     /// Returns the number of segments, including the embedding and the head.
     pub fn segment_count(&self) -> usize {
-        self.granularity.segment_count(self.hyperparameters.layers)
+        self.granularity.segment_count(self.hyperparameters.blocks())
     }
 
     /// Returns the total number of parameters in all tensors.
@@ -241,12 +244,16 @@ impl Model {
     }
 
     pub(crate) fn segment_kind(&self, segment: usize) -> SegmentKind {
-        self.granularity.kind(segment, self.hyperparameters.layers)
+        self.granularity.kind(segment, self.hyperparameters.blocks())
     }
 
     /// Returns the name of a segment.
     pub fn segment_name(&self, segment: usize) -> String {
-        self.granularity.name(segment, self.hyperparameters.layers)
+        let (blocks, layers) = (self.hyperparameters.blocks(), self.hyperparameters.layers);
+        if blocks < layers && segment == blocks as usize {
+            return format!("blocks {} to {}", blocks - 1, layers - 1);
+        }
+        self.granularity.name(segment, blocks)
     }
 
     /// Returns the graph in the DOT language of Graphviz.

@@ -190,7 +190,7 @@ impl<'a> Measure<'a> {
             read_bytes_per_row: one.read_bytes - none.read_bytes,
             kv_bytes_per_position: one.kv_bytes_per_position,
             value_bytes_per_position: one.value_bytes_per_position,
-            window: one.window,
+            window: one.window.filter(|_| !one.attends_to_all),
             state_bytes: compile::state_bytes(&self.graph, nodes),
             scratch_bytes,
             wide_scratch_bytes: largest(compile::Largest::scratch_bytes, &self.wide).max(scratch_bytes),

@@ -269,7 +269,12 @@ impl Golden {
         let is_latent = self.config["kv_lora_rank"].is_number();
         let of_heads = ["attention.head_count_kv", "attention.key_length"];
         let has_others = is_latent || self.is_gemma4();
-        for (key, fields) in keys.into_iter().filter(|(key, _)| !(has_others && of_heads.contains(key))) {
+        let is_own = |key: &&str| {
+            let is_listed =
+                self.config["use_double_wide_mlp"] == json!(true) && *key == "feed_forward_length";
+            !is_listed && !(has_others && of_heads.contains(key))
+        };
+        for (key, fields) in keys.into_iter().filter(|(key, _)| is_own(key)) {
             if let Some(count) = fields.iter().find_map(|field| count(field)) {
                 writer.put(&format!("{architecture}.{key}"), count);
             }
@@ -352,8 +357,15 @@ impl Golden {
         if !self.is_gemma4() {
             return;
         }
-        let heads: Vec<u32> = windowed.iter().map(|is_windowed| if *is_windowed { 2 } else { 1 }).collect();
-        writer.put(&key("attention.head_count_kv"), &heads[..]);
+        let kv_heads = count("num_key_value_heads");
+        let heads = windowed.iter().map(|is_windowed| if *is_windowed { kv_heads } else { 1 });
+        writer.put(&key("attention.head_count_kv"), &heads.collect::<Vec<u32>>()[..]);
+        if self.config["use_double_wide_mlp"] == json!(true) {
+            let (hidden, own) =
+                (count("intermediate_size"), types.len() - count("num_kv_shared_layers") as usize);
+            let sizes = (0..types.len()).map(|layer| if layer < own { hidden } else { 2 * hidden });
+            writer.put(&key("feed_forward_length"), &sizes.collect::<Vec<u32>>()[..]);
+        }
         for (part, size) in
             [("key_length", 32u32), ("value_length", 32), ("key_length_swa", 16), ("value_length_swa", 16)]
         {
@@ -464,6 +476,9 @@ impl Golden {
             let name = match key {
                 "lm_head.weight" => "output.weight",
                 "model.norm.weight" => "output_norm.weight",
+                "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight",
+                "model.per_layer_model_projection.weight" => "per_layer_model_proj.weight",
+                "model.per_layer_projection_norm.weight" => "per_layer_proj_norm.weight",
                 _ => "token_embd.weight",
             };
             return one(name.into(), values.to_vec());
@@ -511,6 +526,9 @@ impl Golden {
             ("self_attn.query_layernorm", "attn_q_norm"),
             ("self_attn.key_layernorm", "attn_k_norm"),
             ("layer_scalar", "layer_output_scale.weight"),
+            ("per_layer_input_gate", "inp_gate"),
+            ("per_layer_projection", "proj"),
+            ("post_per_layer_input_norm", "post_norm"),
             ("router.proj", "ffn_gate_inp"),
             ("router.scale", "ffn_gate_inp.scale"),
             ("router.per_expert_scale", "ffn_down_exps.scale"),
@@ -657,8 +675,10 @@ fn cuts_and_steps_do_not_change_the_logits_of_experts() {
         let logits =
             |setup: &Setup<'_>| block_on(engine(&model, setup).session().logits(&golden.ids)).unwrap();
         let whole = logits(&halves);
-        for cut in 1..6 {
-            let last = 2 * model.hyperparameters().layers + 1;
+        // Layers that share keys and values are one segment.
+        let segments = model.graph().with_granularity(Granularity::HalfBlock).segment_count();
+        for cut in 1..segments.min(6) {
+            let last = segments - 1;
             let split = format!("0-{}=cpu:0,{cut}-{last}=cpu:1", cut - 1);
             let setup = Setup { split: Some(&split), cpu_devices: 2, ..halves.clone() };
             assert!(logits(&setup) == whole, "{}, cut {cut}", golden.name);
@@ -895,9 +915,9 @@ fn experts_apart_from_attention_give_the_same_logits() {
         for (at, golden) in golden().into_iter().enumerate() {
             let (_folder, model) = golden.open_gguf(TensorType::F32);
             let on = if (turn + at) % 2 == 0 { [&*label, "cpu:0"] } else { ["cpu:0", &*label] };
-            let halves = 2 * model.hyperparameters().layers + 2;
-            let split = feed_forward_apart(on[0], on[1], halves);
             let granularity = Granularity::HalfBlock;
+            let halves = model.graph().with_granularity(granularity).segment_count() as u32;
+            let split = feed_forward_apart(on[0], on[1], halves);
             let apart = Setup { devices: &devices, granularity, split: Some(&split), ..setup() };
             golden.check(&model, &apart, &split);
         }

@@ -74,6 +74,12 @@ pub struct Extras {
     /// Intermediate size of the feed-forward network of each layer, if they differ.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layer_feed_forward: Vec<u32>,
+    /// Elements of a token's embedding for each layer, which the layer adds to the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_embedding: Option<u32>,
+    /// First of the last layers without keys and values of their own. They read those of an earlier layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_kv_from: Option<u32>,
     /// Elements per head in windowed layers, if they differ from those in other layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windowed_head_dimensions: Option<u32>,
@@ -150,6 +156,9 @@ pub struct Extras {
     /// contexts.
     #[serde(skip)]
     pub rope_factors: Option<[Vec<f32>; 2]>,
+    /// Whether the factors of RoPE leave out a part of each head, so that no other scaling replaces them.
+    #[serde(skip)]
+    pub keeps_rope_factors: bool,
     /// RoPE factors of the model that another scaling replaces.
     #[serde(skip)]
     pub replaced_factors: RopeFactors,
@@ -170,6 +179,15 @@ fn is_zero(value: &f32) -> bool {
     *value == 0.0
 }
 
+impl Extras {
+    /// Returns the layer whose keys and values a layer reads: the last one of the same kind that has its own.
+    pub(super) fn kv_layer(&self, layer: u32) -> Option<u32> {
+        let first = self.shared_kv_from.filter(|first| layer >= *first).unwrap_or(layer + 1);
+        let is_windowed = |layer| self.windowed_layers.contains(layer);
+        (0..first).rev().find(|other| is_windowed(*other) == is_windowed(layer))
+    }
+}
+
 impl Default for Extras {
     fn default() -> Self {
         Self {
@@ -179,6 +197,8 @@ impl Default for Extras {
             unrotated_layers: LayerSet::None,
             layer_kv_heads: Vec::new(),
             layer_feed_forward: Vec::new(),
+            layer_embedding: None,
+            shared_kv_from: None,
             windowed_head_dimensions: None,
             score_scale: None,
             score_cap: None,
@@ -204,6 +224,7 @@ impl Default for Extras {
             keys_are_values: false,
             xielu: Vec::new(),
             rope_factors: None,
+            keeps_rope_factors: false,
             replaced_factors: RopeFactors::None,
         }
     }

@@ -1,12 +1,13 @@
 //! Gemma 4 (text): Gemma 3 with larger heads and fewer keys and values in layers without a window, a norm of values, and a
-//! number for each layer. Keys may also be values. Experts may work beside the feed-forward network.
+//! number for each layer. Keys may also be values. Experts may work beside the feed-forward network. Small models have
+//! embeddings for each layer, and layers that read the keys and values of an earlier one.
 
 use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, TIED, USUAL, kv_heads, sliding_window};
 use super::experts;
 use super::gemma2::{GELU, NORMS, layer as gemma2_layer};
-use super::hyperparameters::Hyperparameters;
+use super::hyperparameters::{Hyperparameters, LARGEST};
 use super::keys::{Keys, Setting};
-use super::names::{COMMON, GATED, HEAD_NORMS};
+use super::names::{COMMON, GATED, HEAD_NORMS, LAYER_PROJECTION, LAYER_TABLE};
 use super::rope::{Rope, RopeFactors};
 use super::transformer::{Attention, FeedForward, Layer, QkNorm};
 use crate::error::ModelError;
@@ -35,12 +36,13 @@ pub(super) static GEMMA4: Architecture = Architecture {
     biases: ATTENTION_BIAS,
     activation: GELU,
     read: |keys, h| {
-        check_features(keys)?;
+        check_attention(keys)?;
         h.extras.embedding_scale = (h.width as f32).sqrt();
         h.extras.score_scale = Some(1.0);
         h.extras.logit_cap = keys.float("final_logit_softcapping", "final_logit_softcapping")?;
         keys.window(h, 6)?;
         heads(keys, h)?;
+        sharing(keys, h)?;
         ropes(keys, h)?;
         let has_experts = match keys.config() {
             Some(_) => keys.flag("", "enable_moe_block")?.unwrap_or(false),
@@ -60,6 +62,12 @@ pub(super) static GEMMA4: Architecture = Architecture {
         HEAD_NORMS,
         &[
             ("blk.N.layer_output_scale.weight", "model.layers.N.layer_scalar"),
+            (LAYER_TABLE, "model.embed_tokens_per_layer.weight"),
+            (LAYER_PROJECTION, "model.per_layer_model_projection.weight"),
+            ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
+            ("blk.N.inp_gate.weight", "model.layers.N.per_layer_input_gate.weight"),
+            ("blk.N.proj.weight", "model.layers.N.per_layer_projection.weight"),
+            ("blk.N.post_norm.weight", "model.layers.N.post_per_layer_input_norm.weight"),
             ("blk.N.ffn_gate_inp.weight", "model.layers.N.router.proj.weight"),
             ("blk.N.ffn_gate_inp.scale", "model.layers.N.router.scale"),
             ("blk.N.ffn_down_exps.scale", "model.layers.N.router.per_expert_scale"),
@@ -84,21 +92,37 @@ fn layer(h: &Hyperparameters, index: u32) -> Layer {
     }
 }
 
-/// Refuses models with features that are missing.
-fn check_features(keys: &Keys<'_>) -> Result<(), ModelError> {
-    for (gguf, config, what) in [
-        ("embedding_length_per_layer_input", "hidden_size_per_layer_input", "embeddings for each layer"),
-        ("attention.shared_kv_layers", "num_kv_shared_layers", "layers that share keys and values"),
-    ] {
-        if let Some(count) = keys.whole(gguf, config)?.filter(|count| *count > 0) {
-            let what = format!("{what} ({} = {count})", keys.label(gguf, config));
-            return Err(ModelError::Unsupported { what });
-        }
+/// Refuses attention to later tokens. Tokens of images may attend to each other, but those of text attend to earlier tokens.
+fn check_attention(keys: &Keys<'_>) -> Result<(), ModelError> {
+    let Some(config) = keys.config() else { return Ok(()) };
+    config.refuse("use_bidirectional_attention", &[json!(false), json!("vision")])?;
+    keys.mark("use_bidirectional_attention");
+    Ok(())
+}
+
+/// Reads the size of embeddings for each layer, and which layers share keys and values.
+fn sharing(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    let size = keys.whole("embedding_length_per_layer_input", "hidden_size_per_layer_input")?;
+    h.extras.layer_embedding = size.filter(|size| *size > 0);
+    let size = h.extras.layer_embedding.map_or(0, u64::from);
+    if size * u64::from(h.layers) > u64::from(LARGEST) {
+        let key = keys.label("embedding_length_per_layer_input", "hidden_size_per_layer_input");
+        return Err(ModelError::Hyperparameter { key, why: format!("{size} for {} layers", h.layers) });
     }
-    if let Some(config) = keys.config() {
-        // Tokens of text attend to earlier tokens alone.
-        config.refuse("use_bidirectional_attention", &[json!(false), json!("vision")])?;
-        keys.mark("use_bidirectional_attention");
+    let count = keys.whole("attention.shared_kv_layers", "num_kv_shared_layers")?.unwrap_or(0);
+    if count == 0 {
+        return Ok(());
+    }
+    h.extras.shared_kv_from = Some(h.layers.saturating_sub(count));
+    if (0..h.layers).any(|layer| h.extras.kv_layer(layer).is_none()) {
+        let key = keys.label("attention.shared_kv_layers", "num_kv_shared_layers");
+        let why = format!("no layer has keys and values for {count} of {} layers", h.layers);
+        return Err(ModelError::Hyperparameter { key, why });
+    }
+    if keys.flag("", "use_double_wide_mlp")?.unwrap_or(false) {
+        let (first, usual) = (h.layers - count, h.feed_forward);
+        let hidden = |layer| if layer < first { usual } else { 2 * usual };
+        h.extras.layer_feed_forward = (0..h.layers).map(hidden).collect();
     }
     Ok(())
 }
@@ -125,6 +149,7 @@ fn heads(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
 /// Completes the RoPE of both kinds of layers.
 fn ropes(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
     let [windowed, full] = BASES;
+    h.extras.keeps_rope_factors = true;
     if let Some(config) = keys.config() {
         if config.find("rope_parameters").is_none() {
             h.rope = Rope {

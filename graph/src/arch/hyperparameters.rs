@@ -42,6 +42,14 @@ pub struct Hyperparameters {
 }
 
 impl Hyperparameters {
+    /// Returns the number of blocks between which a model can be cut. Layers that share keys and values are one block with the
+    /// layers that compute them, and with all layers between.
+    pub(crate) fn blocks(&self) -> u32 {
+        let Some(first) = self.extras.shared_kv_from else { return self.layers };
+        let sources = (first..self.layers).filter_map(|layer| self.extras.kv_layer(layer));
+        sources.min().map_or(self.layers, |first| first + 1)
+    }
+
     /// Checks that the hyperparameters are consistent. The argument gives the file's keys for the KV head
     /// count, the number of rotating dimensions and the head size, which error messages name.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {

@@ -58,7 +58,9 @@ pub use rope_scaling::{RopeScaling, RopeScalingError};
 
 pub(crate) use hyperparameters::positive;
 pub(crate) use keys::Keys;
-pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unneeded, layer_of};
+pub(crate) use names::{
+    HEAD, LAYER_PROJECTION, LAYER_TABLE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unneeded, layer_of,
+};
 
 use crate::error::{ModelError, Quoted};
 

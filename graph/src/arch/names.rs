@@ -13,6 +13,10 @@ pub(crate) const HEAD: &str = "output.weight";
 /// Name of the factors that divide the RoPE frequencies.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// Names of the embedding table and of the projection that hold the parts of all layers.
+pub(crate) const LAYER_TABLE: &str = "per_layer_token_embd.weight";
+pub(crate) const LAYER_PROJECTION: &str = "per_layer_model_proj.weight";
+
 /// Names of the factors that divide the RoPE frequencies, for contexts up to the original length and beyond.
 pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
 pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";

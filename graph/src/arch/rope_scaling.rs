@@ -61,7 +61,10 @@ impl RopeScaling {
         let of_scaling = of_scaling.or(rope.llama3.map(|scaling| scaling.original_context)).or(by_context);
         let original = of_scaling.unwrap_or((h.context as f32 / rope.scale.max(1.0)) as u32).max(1);
         let (RopeScaling::Yarn(factor) | RopeScaling::Linear(factor)) = self;
-        h.extras.replaced_factors = std::mem::replace(&mut rope.factors, RopeFactors::None);
+        // Factors that keep a part of each head from rotating are no scaling.
+        if !h.extras.keeps_rope_factors {
+            h.extras.replaced_factors = std::mem::replace(&mut rope.factors, RopeFactors::None);
+        }
         (rope.scale, rope.magnitude) = (1.0, 1.0);
         (rope.llama3, rope.yarn, rope.dynamic) = (None, None, None);
         match self {

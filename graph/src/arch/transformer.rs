@@ -186,22 +186,31 @@ pub(super) fn build(
         }
     }
     let mut builder = Halves { h, b, unit, norm_kind: first.norm_kind };
+    let blocks = h.blocks();
     for index in 0..h.layers {
         let layer = &layer(h, index);
-        builder.b.next_segment();
+        // The last block contains all further layers.
+        let next_segment = |b: &mut Builder<'_>| {
+            if index < blocks {
+                b.next_segment();
+            }
+        };
+        next_segment(builder.b);
         let normed = builder.norm_before(layer, x, &format!("blk.{index}.attn_norm"))?;
         x = builder.attention(layer, x, normed, index)?;
         let parallel = layer.is_parallel.then_some(normed);
         if let Some(normed) = parallel {
             x = builder.feed_forward(layer, x, normed, index)?;
         }
-        builder.b.next_segment();
+        next_segment(builder.b);
         if parallel.is_none() {
             let normed = builder.norm_before(layer, x, &format!("blk.{index}.{}", layer.ffn_norm))?;
             x = builder.feed_forward(layer, x, normed, index)?;
         }
-        let scale = format!("blk.{index}.layer_output_scale.weight");
-        if layer.has_scale && !builder.b.lacks(&scale) {
+        if let Some(size) = extras.layer_embedding {
+            x = builder.layer_embedding(x, index, size)?;
+        }
+        if let Some(scale) = builder.scale_after(layer, index) {
             x = builder.b.scale_by(x, &scale, 1, h.width)?;
         }
     }
@@ -291,8 +300,16 @@ impl Halves<'_, '_, '_> {
         let weights: Vec<_> = parts.iter().map(|(part, width)| (name(part), *width)).collect();
         let weights: Vec<_> = weights.iter().map(|(name, width)| (&**name, *width)).collect();
         let biases: Vec<_> = parts.iter().map(|(part, _)| bias(part)).filter(|_| qkv_bias).collect();
-        let mut qkv = self.b.joint_matmul(normed, &weights, &biases)?;
-        let norms = ["attn_q_norm", "attn_k_norm"].map(name);
+        let kv_layer = self.h.extras.kv_layer(index).unwrap_or(index);
+        let mut norms = ["attn_q_norm", "attn_k_norm"].map(name);
+        let mut qkv = if kv_layer == index {
+            self.b.joint_matmul(normed, &weights, &biases)?
+        } else {
+            // Files may have tensors that no layer reads.
+            ["attn_k", "attn_v", "attn_k_norm"].iter().for_each(|part| self.b.ignore(&name(part)));
+            norms[1] = norms[0].clone();
+            self.b.wide_matmul(normed, &name("attn_q"), q, q + 2 * kv)?
+        };
         // RoPE does not change the length of a head. The score of a query and a key does not change if the query has the
         // weights of both.
         let (norms, weights) =
@@ -308,7 +325,8 @@ impl Halves<'_, '_, '_> {
             qkv = self.b.gated_heads(projected, heads, weights, epsilon, offset)?;
         }
         let sinks = layer.attention.has_sinks.then(|| name("attn_sinks"));
-        let mut attended = self.b.attention(qkv, index, heads, (rope, scores), sinks, weights)?;
+        let mut attended =
+            self.b.attention(qkv, (kv_layer, kv_layer == index), heads, (rope, scores), sinks, weights)?;
         if layer.attention.has_gates {
             attended = self.b.gate_heads(attended, projected, heads);
         }
@@ -346,7 +364,7 @@ impl Halves<'_, '_, '_> {
         let kv = self.b.matmul(normed, &name("attn_kv_a_mqa"), latent.rank + latent.rotating)?;
         let weights = ["attn_k_b", "attn_kv_a_norm"].map(name);
         let qkv = self.b.latent_rows([q, kv], heads, latent, weights, LATENT_EPSILON)?;
-        let attended = self.b.attention(qkv, index, heads, (rope, scores), None, None)?;
+        let attended = self.b.attention(qkv, (index, true), heads, (rope, scores), None, None)?;
         self.b.latent_values(attended, heads, latent, &name("attn_v_b"))
     }
 
@@ -435,7 +453,15 @@ impl Halves<'_, '_, '_> {
         if layer.norms != Norms::Before {
             y = self.norm_after(y, &format!("blk.{index}.post_ffw_norm.weight"))?;
         }
-        Ok(self.b.add_residual(x, y))
+        // A sum overwrites its first input. A scaled stream is another tensor than the stream of the next segment.
+        let is_scaled = self.scale_after(layer, index).is_some();
+        Ok(if is_scaled { self.b.add_residual(y, x) } else { self.b.add_residual(x, y) })
+    }
+
+    /// Returns the name of the tensor with the number that multiplies the residual stream after a layer, if there is one.
+    fn scale_after(&self, layer: &Layer, index: u32) -> Option<String> {
+        let name = format!("blk.{index}.layer_output_scale.weight");
+        (layer.has_scale && !self.b.lacks(&name)).then_some(name)
     }
 
     /// Adds a feed-forward network that all tokens use.
@@ -469,6 +495,30 @@ impl Halves<'_, '_, '_> {
         }
         let down = [(&*name(last), self.h.width)];
         self.b.joint_matmul(inner, &down, &biases("ffn_down"))
+    }
+
+    /// Adds what the embedding of tokens for a layer adds to the residual stream. It depends on the tokens alone, so that no
+    /// other rows than the residual stream pass between segments.
+    fn layer_embedding(&mut self, x: NodeIndex, index: u32, size: u32) -> Result<NodeIndex, ModelError> {
+        const HALF: f32 = std::f32::consts::FRAC_1_SQRT_2;
+        let (name, h) = (|part: &str| format!("blk.{index}.{part}.weight"), self.h);
+        let table = name("per_layer_token_embd");
+        let own = self.b.embed(&table, size, h.vocabulary)?;
+        let own = self.b.scale(own, (size as f32).sqrt() * HALF * self.b.factor(&table));
+        let tokens = self.b.embed(EMBEDDING, h.width, h.vocabulary)?;
+        let tokens = self.b.scale(tokens, self.b.factor(EMBEDDING));
+        // The factors of the embedding and of the projection are the inverse of each other.
+        let projected = self.b.matmul(tokens, &name("per_layer_model_proj"), size)?;
+        let affine = Affine { scale: HALF, offset: h.extras.norm_offset };
+        let projected = self.b.rms_norm(projected, "per_layer_proj_norm.weight", h.epsilon, affine)?;
+        let inputs = self.b.add_residual(projected, own);
+        let gate = self.b.matmul(x, &name("inp_gate"), size)?;
+        let gate = self.b.scale(gate, self.unit);
+        let gate = self.b.unary(gate, ragtag_kernels::unary::Function::GeluTanh);
+        let y = self.b.product(gate, inputs);
+        let y = self.b.matmul(y, &name("proj"), h.width)?;
+        let y = self.norm_after(y, &name("post_norm"))?;
+        Ok(self.b.add_residual(x, y))
     }
 
     /// Adds a mixture of experts with norms of its own. The router has another norm of the residual stream.

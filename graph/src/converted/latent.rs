@@ -177,7 +177,7 @@ pub(crate) fn split_latents(weights: Weights, h: &Hyperparameters) -> Result<Wei
 }
 
 /// Returns a part of a matrix whose data is missing. The part then ends where the matrix ends.
-fn without_data(whole: &TensorInfo, name: String, shape: Vec<u64>) -> Option<TensorInfo> {
+pub(super) fn without_data(whole: &TensorInfo, name: String, shape: Vec<u64>) -> Option<TensorInfo> {
     let bytes = stored_bytes(whole.tensor_type, &shape).ok()?;
     let offset = whole.offset.saturating_add(whole.bytes).saturating_sub(bytes);
     Some(TensorInfo { name, shape, offset, bytes, ..whole.clone() })

@@ -5,6 +5,7 @@
 mod experts;
 mod float8;
 mod latent;
+mod layers;
 mod lookup;
 mod ternary;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod widened;
 pub(crate) use experts::{ExpertRows, Mxfp4, PartedBiases, Transposed};
 pub(crate) use float8::{Float8, Scales};
 pub(crate) use latent::split_latents;
+pub(crate) use layers::split_layers;
 pub(crate) use lookup::{Lookup, Table, bytes as lookup_bytes};
 pub(crate) use ternary::{Packing, Ternary};
 pub(crate) use two_bits::TwoBits;

@@ -59,7 +59,8 @@ impl Lower for Attention {
 
     fn cost(&self, work: &Work<'_>) -> Cost {
         let flops_per_position = work.rows * 4 * u64::from(self.heads.query_width());
-        Cost { flops_per_position, window: self.scores.window, ..Cost::default() }
+        let (window, attends_to_all) = (self.scores.window, self.scores.window.is_none());
+        Cost { flops_per_position, window, attends_to_all, ..Cost::default() }
     }
 
     fn calls(&self, site: &Site) -> Vec<Call> {

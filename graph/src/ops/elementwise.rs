@@ -164,7 +164,7 @@ impl Lower for Add {
     }
 }
 
-/// Product of each row of the first input and its number, the only column of the second input.
+/// Product of each row of the first input and its number, the only column of the second input, or of all values of both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaleRows;
 
@@ -178,9 +178,10 @@ impl Lower for ScaleRows {
     }
 
     fn calls(&self, site: &Site) -> Vec<Call> {
-        let constants = product([site.rows, site.output.width], [1, 0]);
-        let mut call = site.call(Kernel::Binary, constants);
-        call.arguments.insert(1, site.inputs[1].expect("a number for each row").argument);
+        let (factors, width) = (site.inputs[1].expect("factors"), site.output.width);
+        let strides = if factors.width == 1 { [1, 0] } else { [width, 1] };
+        let mut call = site.call(Kernel::Binary, product([site.rows, width], strides));
+        call.arguments.insert(1, factors.argument);
         vec![call]
     }
 }

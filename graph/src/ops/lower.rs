@@ -132,8 +132,10 @@ pub(crate) struct Cost {
     pub kv_bytes_per_position: u64,
     /// The part of these bytes that values take.
     pub value_bytes_per_position: u64,
-    /// Number of positions to which a row attends. `None` stands for all positions.
+    /// Number of positions to which a row with a window attends.
     pub window: Option<u32>,
+    /// Whether any row attends to all positions.
+    pub attends_to_all: bool,
     /// Weights of experts, which are not part of `read_bytes`.
     pub experts: Option<ExpertReads>,
 }
@@ -147,6 +149,7 @@ impl std::iter::Sum for Cost {
             kv_bytes_per_position: a.kv_bytes_per_position + b.kv_bytes_per_position,
             value_bytes_per_position: a.value_bytes_per_position + b.value_bytes_per_position,
             window: a.window.or(b.window),
+            attends_to_all: a.attends_to_all || b.attends_to_all,
             experts: ExpertReads::sum(a.experts, b.experts),
         })
     }

@@ -7,7 +7,7 @@ use crate::arch::rope::{Rope, RopePairing};
 use crate::program::StageBuffer;
 use ragtag_kernels::{CacheType, Kernel};
 
-/// Rotates the input's queries in place, and appends the rotated keys and the values to the KV cache of a layer.
+/// Rotates the input's queries in place, and usually appends the rotated keys and the values to the KV cache of a layer.
 /// The input holds queries, keys and values side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeAppend {
@@ -17,6 +17,8 @@ pub struct RopeAppend {
     pub heads: Heads,
     /// Parameters of the rotation.
     pub rope: Rope,
+    /// Whether the operator appends. Otherwise another layer owns the keys and values, and the input's have no meaning.
+    pub appends: bool,
 }
 
 impl Lower for RopeAppend {
@@ -33,7 +35,8 @@ impl Lower for RopeAppend {
     }
 
     fn cost(&self, work: &Work<'_>) -> Cost {
-        let bytes = |of: CacheType| of.bytes(u64::from(self.heads.kv_width()));
+        let kv_width = if self.appends { self.heads.kv_width() } else { 0 };
+        let bytes = |of: CacheType| of.bytes(u64::from(kv_width));
         let values = bytes(work.kv.values());
         Cost {
             flops: work.rows * 3 * u64::from(self.heads.query_width() + self.heads.kv_width()),
@@ -49,10 +52,15 @@ impl Lower for RopeAppend {
             true => (self.sequence_frequencies(site), site.capacities.sequences),
             false => (site.weight(0), 1),
         };
+        let mut of_cache = site.cache_constants(&self.heads);
+        if !self.appends {
+            // The kernel appends nothing to blocks that do not exist.
+            of_cache[7] = 0;
+        }
         vec![Call {
             kernel: Kernel::RopeAppend(cache.kv),
             arguments: vec![site.params, site.output.argument, frequencies, cache.keys, cache.values],
-            constants: [&site.cache_constants(&self.heads)[..], &self.constants(), &[tables]].concat(),
+            constants: [&of_cache[..], &self.constants(), &[tables]].concat(),
         }]
     }
 }

@@ -7,7 +7,7 @@ use crate::ops::{AttentionPartial, Operator, RopeAppend};
 pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(&RopeAppend) -> bool) {
     for append in graph.ordered() {
         let Operator::RopeAppend(operator) = graph.node(append).operator.clone() else { continue };
-        if !fuses(&operator) {
+        if !operator.appends || !fuses(&operator) {
             continue;
         }
         let [(attention, _)] = graph.consumers(append)[..] else { continue };

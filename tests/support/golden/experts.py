@@ -110,6 +110,12 @@ RECENT = {
     "Apertus": (
         dict(rope_parameters=PLAIN), {"alpha_p": -9.0, "alpha_n": -9.0, "beta": 0.0, "k_norm.weight": 1.0}),
     "Gemma4-31B": (GEMMA4, GEMMA4_FEATURES),
+    "Gemma4-E2B": (
+        dict(GEMMA4, num_hidden_layers=5, num_key_value_heads=1, hidden_size_per_layer_input=32, num_kv_shared_layers=2, use_double_wide_mlp=True,
+             attention_k_eq_v=False, layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]),
+        dict(GEMMA4_FEATURES, **{
+            "embed_tokens_per_layer.weight": 0.0, "per_layer_model_projection.weight": 0.0, "per_layer_projection_norm.weight": 1.0,
+            "post_per_layer_input_norm.weight": 0.0, "shared layers": dict(num_kv_shared_layers=0, use_double_wide_mlp=False)})),
     "Gemma4-26B-A4B": (
         dict(GEMMA4, enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=32),
         dict(GEMMA4_FEATURES, **{"router.scale": 1.0, "per_expert_scale": 1.0, "layernorm_2.weight": 1.0, "experts.down_proj": 0.0})),

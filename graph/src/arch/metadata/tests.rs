@@ -242,3 +242,76 @@ fn text_parts_of_multimodal_models_have_other_names() {
         assert!(read(own).unwrap_err().to_string().contains("is not part of this architecture"));
     }
 }
+
+#[test]
+fn counts_of_layers_may_be_lists() {
+    let heads = |list: &[u32]| with("attention.head_count_kv", list);
+    let found = |list: &[u32]| {
+        let h = heads(list).unwrap();
+        (h.kv_heads, h.extras.layer_kv_heads)
+    };
+    assert_eq!((found(&[2, 1]), found(&[2, 2])), ((1, vec![2, 1]), (2, vec![])));
+    for (list, message) in [
+        (&[2u32][..], "1 layers instead of 2"),
+        (&[0, 1], "0 is not in 1"),
+        (&[3, 1], "2 heads cannot share 3 key-value heads"),
+    ] {
+        let found = heads(list).unwrap_err().to_string();
+        assert!(found.contains(message) && found.contains("llama.attention.head_count_kv"), "{found}");
+    }
+}
+
+#[test]
+fn layers_share_keys_and_values_with_layers_of_their_kind() {
+    let shared = |windowed: [bool; 2], count: u32| {
+        read_as("gemma4", |w| {
+            w.put("gemma4.attention.sliding_window", 8u32);
+            w.put("gemma4.attention.sliding_window_pattern", &windowed[..]);
+            w.put("gemma4.attention.shared_kv_layers", count);
+        })
+    };
+    let h = shared([false; 2], 1).unwrap();
+    assert_eq!((h.extras.kv_layer(0), h.extras.kv_layer(1), h.blocks()), (Some(0), Some(0), 1));
+    let h = shared([true, false], 0).unwrap();
+    assert_eq!((h.extras.kv_layer(0), h.extras.kv_layer(1), h.blocks()), (Some(0), Some(1), 2));
+    for (windowed, count) in [([true, false], 1), ([false; 2], 2), ([false; 2], u32::MAX)] {
+        let message = shared(windowed, count).unwrap_err().to_string();
+        assert!(message.contains("gemma4.attention.shared_kv_layers"), "{message}");
+    }
+    let wide = read_as("gemma4", |w| w.put("gemma4.embedding_length_per_layer_input", u32::MAX));
+    let message = wide.unwrap_err().to_string();
+    assert!(message.contains("gemma4.embedding_length_per_layer_input"), "{message}");
+}
+
+#[test]
+fn numbers_of_xielu_are_those_of_each_layer() {
+    let numbers = |first: &[f32]| {
+        read_as("apertus", |w| {
+            w.put("xielu.alpha_p", first);
+            w.put("xielu.alpha_n", &[0.5f32, 0.25][..]);
+            w.put("xielu.beta", 0.5f32);
+            w.put("xielu.eps", &[-1e-6f32; 2][..]);
+        })
+    };
+    let h = numbers(&[1.0, 2.0]).unwrap();
+    assert_eq!(h.extras.xielu, [[1.0, 0.5, 0.5, -1e-6], [2.0, 0.25, 0.5, -1e-6]]);
+    for (wrong, message) in
+        [(&[1.0f32][..], "1 layers instead of 2"), (&[1.0, f32::NAN], "NaN is not finite")]
+    {
+        let found = numbers(wrong).unwrap_err().to_string();
+        assert!(found.contains("xielu.alpha_p") && found.contains(message), "{found}");
+    }
+    let missing = read_as("apertus", |_| ()).unwrap_err().to_string();
+    assert!(missing.contains("xielu.alpha_p"), "{missing}");
+}
+
+/// Checks that dimensions that do not rotate stay so with another scaling.
+#[test]
+fn a_requested_scaling_keeps_proportional_rotation() {
+    let mut h = read_as("gemma4", |w| w.put("gemma4.attention.sliding_window", 8u32)).unwrap();
+    h.rope.factors = RopeFactors::Proportional { pairs: 2 };
+    RopeScaling::Yarn(4.0).apply(&mut h);
+    let frequencies = h.rope.frequencies(None);
+    assert!(frequencies[..2].iter().all(|frequency| *frequency > 0.0), "{frequencies:?}");
+    assert!(frequencies[2..].iter().all(|frequency| *frequency == 0.0), "{frequencies:?}");
+}
