@@ -37,7 +37,7 @@ impl Element for f16 {
     }
     #[inline(always)]
     fn load<S: Isa>(s: S, values: &[Self; 16]) -> S::F {
-        s.load_f16(&bytes(values.map(f16::to_le_bytes)))
+        s.load_f16(&bytes(values, |value| value.to_le_bytes()))
     }
 }
 
@@ -50,12 +50,16 @@ impl Element for bf16 {
     }
     #[inline(always)]
     fn load<S: Isa>(s: S, values: &[Self; 16]) -> S::F {
-        s.load_bf16(&bytes(values.map(bf16::to_le_bytes)))
+        s.load_bf16(&bytes(values, |value| value.to_le_bytes()))
     }
 }
 
 /// Returns the bytes of sixteen 16-bit values in memory order.
 #[inline(always)]
-fn bytes(values: [[u8; 2]; 16]) -> [u8; 32] {
-    std::array::from_fn(|i| values[i / 2][i % 2])
+fn bytes<E: Copy>(values: &[E; 16], of: impl Fn(E) -> [u8; 2]) -> [u8; 32] {
+    let mut out = [0; 32];
+    for (out, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *out = of(*value);
+    }
+    out
 }

@@ -261,6 +261,15 @@ pub(crate) fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B;
     ]
 }
 
+/// Replaces quants, which must be below 16, by the entries of `table` at these indices.
+#[inline(always)]
+pub(crate) fn look_up<S: Isa>(s: S, mut quads: [S::B; 8], table: &[u8; 16]) -> [S::B; 8] {
+    for quad in &mut quads {
+        *quad = s.look_up(*quad, table);
+    }
+    quads
+}
+
 /// Unpacks two vectors of four 2-bit fields into eight quads.
 #[inline(always)]
 pub(crate) fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {

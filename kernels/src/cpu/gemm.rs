@@ -80,7 +80,10 @@ pub(super) fn product<S: Isa>(
         }
         for (i, sums) in sums.iter_mut().enumerate().take(rows) {
             let sums = sums.as_chunks_mut::<16>().0;
-            let mut acc: [S::F; TILE / 16] = std::array::from_fn(|v| s.load(&sums[v]));
+            let mut acc = [s.zero(); TILE / 16];
+            for v in 0..TILE / 16 {
+                acc[v] = s.load(&sums[v]);
+            }
             for (d, panel) in panel.iter().enumerate().take(deep) {
                 let factor = s.splat(a(i, first + d));
                 let panel = panel.as_chunks::<16>().0;

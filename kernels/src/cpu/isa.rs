@@ -4,6 +4,9 @@
 //! `Isa` type proves that the processor has the required features, so the operations are safe. For each
 //! kernel and instruction set, one entry-point function enables the features. The compiler inlines the whole
 //! kernel into this function.
+//!
+//! Kernels call operations in loops, not in closures for `array::map` or `array::from_fn`. The compiler may leave
+//! these two outside of the entry point, where the features are not enabled. There, each operation is a call.
 
 use super::HostKernel;
 use ragtag_hal::{Feature, HostFn};

@@ -172,8 +172,11 @@ impl CacheQuants for Q4_0 {
     }
     #[inline(always)]
     fn load<S: Isa>(s: S, bytes: &[u8; 16], dim: usize) -> S::F {
-        let shift = dim / 16 * 4;
-        s.sub(s.load_u8(&bytes.map(|byte| byte >> shift & 15)), s.splat(8.0))
+        let mut quants = *bytes;
+        for quant in &mut quants {
+            *quant = *quant >> (dim / 16 * 4) & 15;
+        }
+        s.sub(s.load_u8(&quants), s.splat(8.0))
     }
     #[inline(always)]
     fn quant(byte: u8, dim: usize) -> f32 {

@@ -46,7 +46,8 @@ impl Packed for Int8 {
             let inverse = s.splat(if largest == 0.0 { 0.0 } else { 127.0 / largest });
             for (i, half) in [first, last].into_iter().enumerate() {
                 let (values, sum) = s.to_i8(s.mul(half, inverse));
-                quants[i * 16..][..16].copy_from_slice(&values.map(i8::cast_unsigned));
+                let quants = quants[i * 16..][..16].iter_mut().zip(values);
+                quants.for_each(|(quant, value)| *quant = value.cast_unsigned());
                 sums[i * 4..][..4].copy_from_slice(&sum.to_ne_bytes());
             }
             *scale = if largest.is_finite() { largest / 127.0 } else { f32::NAN }.to_ne_bytes();
@@ -66,7 +67,8 @@ impl Packed for Half {
         for (b, out) in columns.as_chunks_mut::<{ BLOCK * 2 }>().0.iter_mut().enumerate() {
             let (first, last) = values(b);
             for (out, lanes) in out.as_chunks_mut::<32>().0.iter_mut().zip([first, last]) {
-                out.as_chunks_mut::<2>().0.copy_from_slice(&rounded(s, lanes).map(u16::to_ne_bytes));
+                let out = out.as_chunks_mut::<2>().0.iter_mut().zip(rounded(s, lanes));
+                out.for_each(|(out, value)| *out = value.to_ne_bytes());
             }
         }
         padding.fill(0);

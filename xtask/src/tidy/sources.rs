@@ -131,6 +131,9 @@ const MACHINE_PATHS: &[&str] = &[
     concat!("C:", "\\"),
 ];
 
+/// CPU kernels, which are generic over instruction sets.
+const CPU_KERNELS: &[&str] = &["kernels/src/cpu/", "kernels/src/types/"];
+
 /// Checks all rules on a Rust source.
 pub(super) fn check(source: &TextFile) -> Vec<Violation> {
     let mut violations: Vec<_> = opening(source).into_iter().collect();
@@ -152,8 +155,19 @@ pub(super) fn check(source: &TextFile) -> Vec<Violation> {
         for word in IMPURE.iter().filter(|word| is_pure && !in_tests && words(line, word).next().is_some()) {
             broken(format!("{word}: this part does no I/O, starts no thread and reads no clock"));
         }
+        if within(&source.path, CPU_KERNELS) && calls_operation_in_closure(line) {
+            broken("a closure calls an operation of `Isa`: use a loop (kernels/src/cpu/isa.rs)".into());
+        }
     }
     violations
+}
+
+/// Returns whether a closure for `map` or `from_fn` calls an operation of an instruction set, whose value is `s`.
+fn calls_operation_in_closure(line: &str) -> bool {
+    let bodies = ["map(|", "from_fn(|"].iter().filter_map(|call| line.split_once(call));
+    bodies
+        .filter_map(|(_, rest)| rest.split_once('|'))
+        .any(|(_, body)| words(body, "s").any(|at| body[at + 1..].starts_with('.')))
 }
 
 /// Returns whether `code`, which starts with the word `unsafe`, opens a block or declares an item.
@@ -291,6 +305,15 @@ mod tests {
             let in_tests = format!("//! Why.\n#[cfg(test)]\nmod tests {{ fn f() {{ {call} }} }}\n");
             assert_eq!(at("graph/src/gguf.rs", &in_tests), []);
         }
+    }
+
+    #[test]
+    fn operations_of_instruction_sets_in_closures_are_found() {
+        let found = |line: &str| at("kernels/src/types/q4_0/mod.rs", &format!("//! Why.\n{line}\n")).len();
+        assert_eq!(found("let quads = quads.map(|quad| s.look_up(quad, &TABLE));"), 1);
+        assert_eq!(found("let sums = std::array::from_fn(|i| s.load(&sums[i]));"), 1);
+        assert_eq!(found("s.load(&codes.map(|code| codes.of(code)))"), 0);
+        assert_eq!(at("kernels/src/lib.rs", "//! Why.\nx.map(|x| s.load(x));\n"), []);
     }
 
     #[test]

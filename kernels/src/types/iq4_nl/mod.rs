@@ -6,7 +6,7 @@
 
 use super::{Row, half, q4_0};
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};
-use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised};
+use crate::cpu::formats::{Quantised, Quants, Scaled, look_up, nibbles, quantised};
 use crate::cpu::isa::Isa;
 
 pub(super) const ROW: Row = Row {
@@ -91,7 +91,7 @@ impl Quantised for IQ4_NL {
 
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let quads = nibbles(s, &group.quants[block]).map(|quad| s.look_up(quad, &UNSIGNED));
+        let quads = look_up(s, nibbles(s, &group.quants[block]), &UNSIGNED);
         Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minima: [s.zero(); 2] }
     }
 }

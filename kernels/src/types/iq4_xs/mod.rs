@@ -7,7 +7,7 @@
 use super::iq4_nl::{UNSIGNED, VALUES, nearest, scale_of};
 use super::{Row, TensorType, half};
 use crate::blocks::{half_at, inverse_of, largest, pack_bits, put_half, quants, rounded};
-use crate::cpu::formats::{Quantised, Quants, arrays, nibbles, quantised};
+use crate::cpu::formats::{Quantised, Quants, arrays, look_up, nibbles, quantised};
 use crate::cpu::isa::Isa;
 use crate::layout::{SECTIONS, Unit, pack_with, put_bytes, section};
 
@@ -100,7 +100,7 @@ impl Quantised for IQ4_XS {
 
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let quads = nibbles(s, &group.quants[block]).map(|quad| s.look_up(quad, &UNSIGNED));
+        let quads = look_up(s, nibbles(s, &group.quants[block]), &UNSIGNED);
         let scale = s.mul(s.load_f16(&group.tops[block / 8]), s.load_i8(&group.subs[block]));
         Quants { quads, scales: [scale; 2], minima: [s.zero(); 2] }
     }

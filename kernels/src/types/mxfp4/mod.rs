@@ -6,7 +6,7 @@
 
 use super::{BlockScale, Row, TensorType, half, q4_0};
 use crate::blocks::{largest, pack_nibbles, quants};
-use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised};
+use crate::cpu::formats::{Quantised, Quants, Scaled, look_up, nibbles, quantised};
 use crate::cpu::isa::Isa;
 use crate::layout::{SECTIONS, Unit, pack_with, section};
 
@@ -49,6 +49,7 @@ const UNSIGNED: [u8; 16] = {
 };
 
 /// Returns half the scale that `exponent` stands for.
+#[inline(always)]
 fn half_scale(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         0 | 1 => 0x0020_0000 << exponent,
@@ -100,8 +101,12 @@ impl Quantised for MXFP4 {
 
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let quads = nibbles(s, &group.quants[block]).map(|quad| s.look_up(quad, &UNSIGNED));
-        let scale = s.load(&group.scales[block].map(half_scale));
+        let quads = look_up(s, nibbles(s, &group.quants[block]), &UNSIGNED);
+        let mut scales = [0.0; 16];
+        for lane in 0..16 {
+            scales[lane] = half_scale(group.scales[block][lane]);
+        }
+        let scale = s.load(&scales);
         Quants { quads, scales: [scale; 2], minima: [s.zero(); 2] }
     }
 }

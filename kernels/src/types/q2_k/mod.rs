@@ -80,12 +80,16 @@ impl Quantised for Q2_K {
         let [d, dmin] = halves(&group.tops[block / 8]);
         let (d, dmin) = (s.load_f16(d), s.load_f16(dmin));
         let subs = &group.subs[block];
-        let [scales, minima] = [subs.map(|both| both & 15), subs.map(|both| both >> 4)];
-        let times = |factor, codes: &[u8; 32]| halves(codes).map(|codes| s.mul(factor, s.load_u8(codes)));
+        let (mut scales, mut minima) = (*subs, *subs);
+        for i in 0..subs.len() {
+            scales[i] &= 15;
+            minima[i] >>= 4;
+        }
+        let [scales, minima] = [halves(&scales), halves(&minima)];
         Quants {
             quads: pairs(s, &group.quants[block]),
-            scales: times(d, &scales),
-            minima: times(dmin, &minima),
+            scales: [s.mul(d, s.load_u8(scales[0])), s.mul(d, s.load_u8(scales[1]))],
+            minima: [s.mul(dmin, s.load_u8(minima[0])), s.mul(dmin, s.load_u8(minima[1]))],
         }
     }
 }
