@@ -34,8 +34,8 @@ pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 pub struct EngineOptions {
     /// Whether to record a trace of the work on every device queue.
     pub trace: bool,
-    /// Whether to allow [`Session::logits`], which needs the logits of every row. The plan must have been
-    /// made with [`Planner::all_logits`](crate::Planner::all_logits).
+    /// Whether to allow [`Session::logits`] and [`Session::embed`], which need the logits or the hidden rows of
+    /// every row. The plan must have been made with [`Planner::all_logits`](crate::Planner::all_logits).
     pub all_logits: bool,
     /// Callback for loading progress.
     pub progress: Option<Progress>,

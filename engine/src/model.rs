@@ -1,5 +1,6 @@
 //! Opening models. A [`Model`] holds the open files, the operator graph, the tokenizer and the digests.
 
+use crate::embedding::Pooling;
 use crate::error::{Error, Result};
 use crate::source::FileSource;
 use ragtag_chat::Template;
@@ -209,6 +210,26 @@ impl Model {
         let graph = inner.graph.with_rope_scaling(scaling);
         let graph = graph.map_err(|cause| Error::Model { name: self.name().into(), cause })?;
         Ok(Self::new(inner.name.clone(), graph, inner.shards.clone(), inner.others.clone()))
+    }
+
+    /// Returns the same model for embeddings. Its engine returns the rows of the last norm in place of logits, and does not
+    /// load the projection to logits.
+    ///
+    /// # Errors
+    /// Returns [`Error::Model`] if the model's tensors do not fit its architecture, and the errors of
+    /// [`Pooling::of`].
+    pub fn for_embeddings(&self) -> Result<Self> {
+        let inner = &self.inner;
+        let graph = inner.graph.with_hidden_rows();
+        let graph = graph.map_err(|cause| Error::Model { name: self.name().into(), cause })?;
+        let model = Self::new(inner.name.clone(), graph, inner.shards.clone(), inner.others.clone());
+        Pooling::of(&model)?;
+        Ok(model)
+    }
+
+    /// Returns whether the model is [for embeddings](Self::for_embeddings).
+    pub fn is_for_embeddings(&self) -> bool {
+        self.hyperparameters().extras.returns_hidden
     }
 
     /// Returns the name of the model's file or directory, without the folder that contains it.

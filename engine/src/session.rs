@@ -1,5 +1,6 @@
 //! Sessions, which turn prompts into streams of tokens or logits.
 
+use crate::embedding::{Embedding, Pooling};
 use crate::error::{Error, Result};
 use crate::held::HeldPipeline;
 use crate::model::Model;
@@ -263,8 +264,9 @@ impl Session {
     /// the generation. A reader that is about a thousand tokens behind pauses the generation.
     ///
     /// # Errors
-    /// Returns [`Error::Usage`] for invalid sampling settings, and [`Error::Tokenizer`] if a text prompt
-    /// cannot be encoded. If the pipeline rejects the request, the stream returns the error.
+    /// Returns [`Error::Usage`] for invalid sampling settings and for models
+    /// [for embeddings](Model::for_embeddings), and [`Error::Tokenizer`] if a text prompt cannot be encoded. If
+    /// the pipeline rejects the request, the stream returns the error.
     pub fn generate<'a>(
         &self,
         prompt: impl Into<Prompt<'a>>,
@@ -294,6 +296,9 @@ impl Session {
         generation: &Generation,
         submit: impl FnOnce(Request) -> Result<SequenceId>,
     ) -> Result<TokenStream> {
+        if self.model.is_for_embeddings() {
+            return Err(Error::Usage(format!("cannot generate: {} runs for embeddings", self.model.name())));
+        }
         let sampler = Sampler::new(generation.sampling).map_err(|e| Error::Usage(e.to_string()))?;
         let ids = match prompt {
             Prompt::Tokens(ids) => ids.to_vec(),
@@ -395,6 +400,9 @@ impl Session {
         let new_tokens = new_tokens.min(context / 2).max(1);
         // The ids do not affect the time. Id 0 is in every vocabulary.
         let ids = vec![0; prompt_tokens.min(context.saturating_sub(new_tokens)).max(1) as usize];
+        if self.model.is_for_embeddings() {
+            return self.logits(&ids).await.map(drop);
+        }
         let generation =
             Generation { max_tokens: new_tokens, ignore_end: true, cache: false, ..Generation::greedy() };
         let mut stream = self.generate(Prompt::Tokens(&ids), &generation)?;
@@ -403,12 +411,46 @@ impl Session {
     }
 
     /// Computes the logits of every position of `ids`. Returns float32 values `[positions, vocabulary]` in
-    /// row-major order.
+    /// row-major order. Of a model [for embeddings](Model::for_embeddings), returns its hidden rows
+    /// `[positions, width]`.
     ///
     /// # Errors
     /// Returns [`Error::Run`] if the pipeline rejects the ids or fails.
     pub async fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
         self.start_logits(ids).collect().await
+    }
+
+    /// Starts the computation of an embedding without waiting. The model must be
+    /// [for embeddings](Model::for_embeddings), and the engine must return [all rows](crate::EngineOptions::all_logits).
+    /// If the pipeline rejects the ids, the embedding returns the error.
+    ///
+    /// # Errors
+    /// Returns [`Error::Usage`] if the model is not for embeddings.
+    pub fn embed(&self, ids: &[u32]) -> Result<Embedding> {
+        let pooling = self.pooling()?;
+        Ok(Embedding::new(self.start_logits(ids), pooling))
+    }
+
+    /// Starts an embedding as [`embed`](Self::embed) does, unless too many requests are waiting.
+    ///
+    /// # Errors
+    /// Those of [`embed`](Self::embed). Returns [`Error::Run`] with
+    /// [`Refusal::Busy`](ragtag_scheduler::Refusal::Busy) if the limits of waiting requests are reached.
+    pub fn try_embed(&self, ids: &[u32]) -> Result<Embedding> {
+        let (pooling, (reply, replies)) = (self.pooling()?, replies());
+        let id = self.pipeline.try_submit(Request::new(ids, Job::Logits, reply));
+        let id = id.map_err(|busy| Error::Run(busy.into()))?;
+        Ok(Embedding::new(LogitStream { running: Running::new(&self.pipeline, id, replies) }, pooling))
+    }
+
+    fn pooling(&self) -> Result<Pooling> {
+        if !self.model.is_for_embeddings() {
+            return Err(Error::Usage(format!(
+                "cannot embed: {} does not run for embeddings",
+                self.model.name()
+            )));
+        }
+        Pooling::of(&self.model)
     }
 
     /// Starts the computation of [`Session::logits`] without waiting. If the pipeline rejects the request,

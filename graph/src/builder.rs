@@ -126,7 +126,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns the type of the matrix `name` after checking its shape. A matrix of one row may be a vector.
-    fn matrix(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
+    pub(crate) fn matrix(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
         let is_vector = rows == 1 && self.found(name).is_some_and(|tensor| tensor.shape.len() == 1);
         self.tensor(name, &[columns, rows][..if is_vector { 1 } else { 2 }], true)
     }
@@ -183,7 +183,7 @@ impl<'a> Builder<'a> {
         self.apply(Gather, &[x])
     }
 
-    /// Adds the nodes that find the best logits of each row.
+    /// Adds the nodes that find the best logits, or the largest hidden values, of each row.
     pub(crate) fn picks(&mut self, logits: NodeIndex) -> NodeIndex {
         let peaks = self.apply(Peaks, &[logits]);
         self.apply(Picks, &[peaks])

@@ -99,6 +99,22 @@ impl Model {
     pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<Self, ModelError> {
         let mut hyperparameters = self.hyperparameters.clone();
         scaling.apply(&mut hyperparameters);
+        self.rebuilt(hyperparameters)
+    }
+
+    /// Returns the same model, whose last stage returns hidden rows: those of the last norm, in place of logits. The
+    /// projection to logits is not loaded.
+    ///
+    /// # Errors
+    /// Fails only if the model's tensors do not fit its architecture.
+    pub fn with_hidden_rows(&self) -> Result<Self, ModelError> {
+        let mut hyperparameters = self.hyperparameters.clone();
+        hyperparameters.extras.returns_hidden = true;
+        self.rebuilt(hyperparameters)
+    }
+
+    /// Returns the same model with other hyperparameters.
+    fn rebuilt(&self, hyperparameters: Hyperparameters) -> Result<Self, ModelError> {
         let architecture = Architecture::find(&hyperparameters.architecture)?;
         let (weights, description) = (Weights::clone(&self.weights), self.description.clone());
         let model = Self::build(architecture, hyperparameters, weights, description)?;

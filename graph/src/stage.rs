@@ -23,27 +23,38 @@ pub enum StageResult {
         /// Number of tokens in the vocabulary.
         vocabulary: u32,
     },
+    /// Hidden rows in place of logits, with records of their largest values in place of the best logits.
+    Hidden {
+        /// Number of values in a row.
+        width: u32,
+        /// Number of tokens in the vocabulary.
+        vocabulary: u32,
+    },
 }
 
 impl StageResult {
-    /// Returns the number of tokens in the vocabulary, if the stage computes logits.
+    /// Returns the number of tokens in the vocabulary, if the stage is the last one.
     pub fn vocabulary(self) -> Option<u32> {
         match self {
             StageResult::Nothing => None,
-            StageResult::Logits { vocabulary } | StageResult::Picks { vocabulary } => {
-                Some(vocabulary).filter(|vocabulary| *vocabulary > 0)
-            }
+            StageResult::Logits { vocabulary }
+            | StageResult::Picks { vocabulary }
+            | StageResult::Hidden { vocabulary, .. } => Some(vocabulary).filter(|vocabulary| *vocabulary > 0),
         }
     }
 
-    /// Returns the size of one row of logits in bytes.
+    /// Returns the size of one row of logits, or of one hidden row, in bytes.
     pub fn row_bytes(self) -> u64 {
-        self.vocabulary().map_or(0, |vocabulary| u64::from(vocabulary) * 4)
+        let values = match self {
+            StageResult::Hidden { width, .. } => width,
+            _ => self.vocabulary().unwrap_or(0),
+        };
+        u64::from(values) * 4
     }
 
     /// Returns the size of the best logits of one row in bytes.
     pub fn picks_row_bytes(self) -> u64 {
-        if matches!(self, StageResult::Picks { .. }) { RECORD_BYTES } else { 0 }
+        if matches!(self, StageResult::Picks { .. } | StageResult::Hidden { .. }) { RECORD_BYTES } else { 0 }
     }
 }
 

@@ -172,8 +172,9 @@ fn plans_within_buffer_limits_compile() {
 
 #[test]
 fn the_proof_is_what_compiled_stages_take() {
-    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
-        let model = model(name);
+    let models = ["tales-q8_0", "tales-bitnet-tq2_0"].map(|name| (name, model(name)));
+    let hidden = models[0].1.with_hidden_rows().expect("a model");
+    for (name, model) in models.into_iter().chain([("hidden rows", hidden)]) {
         let forms = [
             (KvType::F16, Activations::Int8, WireType::F32),
             (KvType::F16, Activations::Int8, WireType::F16),

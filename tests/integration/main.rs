@@ -15,6 +15,7 @@ mod closed;
 mod command;
 mod docs;
 mod drivers;
+mod embeddings;
 mod examples;
 mod experts;
 mod faults;

@@ -162,6 +162,9 @@ pub struct Extras {
     /// RoPE factors of the model that another scaling replaces.
     #[serde(skip)]
     pub replaced_factors: RopeFactors,
+    /// Whether the model returns hidden rows, those of its last norm, instead of logits.
+    #[serde(skip)]
+    pub returns_hidden: bool,
 }
 
 // Serde passes references.
@@ -226,6 +229,7 @@ impl Default for Extras {
             rope_factors: None,
             keeps_rope_factors: false,
             replaced_factors: RopeFactors::None,
+            returns_hidden: false,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::extras::Extras;
 use super::rope::Rope;
 use crate::error::ModelError;
+use crate::stage::StageResult;
 use serde::Serialize;
 
 /// Upper limit on every count. It ensures that the products of counts that this module computes fit into 64
@@ -48,6 +49,16 @@ impl Hyperparameters {
         let Some(first) = self.extras.shared_kv_from else { return self.layers };
         let sources = (first..self.layers).filter_map(|layer| self.extras.kv_layer(layer));
         sources.min().map_or(self.layers, |first| first + 1)
+    }
+
+    /// Returns the result of the last stage.
+    pub fn result(&self) -> StageResult {
+        let (width, vocabulary) = (self.width, self.vocabulary);
+        if self.extras.returns_hidden {
+            StageResult::Hidden { width, vocabulary }
+        } else {
+            StageResult::Picks { vocabulary }
+        }
     }
 
     /// Checks that the hyperparameters are consistent. The argument gives the file's keys for the KV head

@@ -216,9 +216,16 @@ pub(super) fn build(
     }
     builder.b.next_segment();
     let x = builder.b.gather(x);
+    let head = if has_head { HEAD } else { EMBEDDING };
+    if extras.returns_hidden {
+        let hidden = builder.norm(x, extras.output_norm, 1.0)?;
+        b.matrix(head, h.width, h.vocabulary)?;
+        b.picks(hidden);
+        return Ok(());
+    }
     // The weights of the last norm contain the factor of the logits.
     let x = builder.norm(x, extras.output_norm, extras.logit_scale / extras.logit_cap.unwrap_or(1.0))?;
-    let mut logits = b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
+    let mut logits = b.matmul(x, head, h.vocabulary)?;
     if let Some(cap) = extras.logit_cap {
         let capped = b.unary(logits, ragtag_kernels::unary::Function::Tanh);
         logits = b.scale(capped, cap);

@@ -128,7 +128,7 @@ pub fn compile(
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
             .then(|| lowering.wire_type.row_bytes(row_bytes)),
         result: match last {
-            true => StageResult::Picks { vocabulary: h.vocabulary },
+            true => h.result(),
             false => StageResult::Nothing,
         },
         programs,

@@ -84,7 +84,7 @@ fn leaves_segment(graph: &OperatorGraph, node: NodeIndex) -> bool {
     graph.consumers(node).iter().any(|(reader, _)| graph.node(*reader).segment != graph.node(node).segment)
 }
 
-/// Returns whether the output of `node` is the logits, which the host may read.
+/// Returns whether the output of `node` is the logits or the hidden rows, which the host may read.
 fn is_logits(graph: &OperatorGraph, node: NodeIndex) -> bool {
     let is_peaks = |reader: NodeIndex| matches!(graph.node(reader).operator, Operator::Peaks(_));
     graph.consumers(node).into_iter().any(|(reader, _)| is_peaks(reader))

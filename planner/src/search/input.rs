@@ -21,7 +21,7 @@ pub struct ModelFacts {
     pub context: u32,
     /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
-    /// Number of tokens in the vocabulary.
+    /// Number of values in a row of results: one for each token of the vocabulary, or those of a hidden row.
     pub vocabulary: u32,
     /// Number of RoPE frequencies of a sequence that depend on its length.
     pub sequence_frequencies: u32,
@@ -35,7 +35,7 @@ impl ModelFacts {
             digest: digest.into(),
             context: h.context,
             row_bytes: u64::from(h.width) * 4,
-            vocabulary: h.vocabulary,
+            vocabulary: (h.result().row_bytes() / 4) as u32,
             sequence_frequencies: h.rope.sequence_frequencies(),
         }
     }
@@ -44,7 +44,7 @@ impl ModelFacts {
     /// planned.
     pub const RETURN_ROW_BYTES: u64 = RECORD_BYTES;
 
-    /// Returns the bytes of one row of logits.
+    /// Returns the bytes of one row of results.
     pub fn logit_row_bytes(&self) -> u64 {
         StageResult::Picks { vocabulary: self.vocabulary }.row_bytes()
     }
