@@ -1,6 +1,7 @@
 //! Routes: bodies in, answers and streams out.
 
 use crate::anthropic::MessagesRequest;
+use crate::embeddings::{self, EmbeddingRequest};
 use crate::job::{Input, Job, MAX_TOKEN_IDS, Named, Rest, Stamp, check_rest};
 use crate::metrics::Metrics;
 use crate::models::{InUse, Models};
@@ -213,6 +214,24 @@ impl Server {
         Ok((job, Running::new(answers, served, metrics), tokens))
     }
 
+    /// Answers a request for embeddings.
+    async fn embed(self: &Arc<Self>, request: Request) -> Result<Value, Refusal> {
+        let (request, served) = self.parse::<EmbeddingRequest>(request).await?;
+        let stamp = self.stamp(request.model())?;
+        let prepared = self.work(move || {
+            let (inputs, encoding) = request.inputs(served.embedding_width()?)?;
+            let ids = inputs.into_iter().map(|input| served.token_ids(input));
+            Ok((ids.collect::<Result<Vec<_>, _>>()?, encoding, served))
+        });
+        let (ids, encoding, served) = prepared.await?;
+        let vectors = tokio::time::timeout(self.options.deadline, served.embed(&ids)).await;
+        let late = |_| Refusal::new(Kind::Slow, "the embeddings were not computed before the deadline");
+        let vectors = vectors.map_err(late)?.inspect_err(|refusal| served.failed(refusal))?;
+        let tokens = ids.iter().map(|ids| ids.len() as u64).sum();
+        self.metrics.of(&stamp.model).embedded(tokens);
+        self.work(move || Ok(embeddings::answer(&stamp, &vectors, encoding, tokens))).await
+    }
+
     /// Returns why the server cannot answer, if it cannot.
     pub(crate) fn unhealthy(&self) -> Option<String> {
         let stopping = self.is_stopping.load(Ordering::Relaxed).then(|| "the server is stopping".to_owned());
@@ -313,6 +332,7 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         chat,
         completions,
         responses,
+        embeddings,
         messages,
         count_tokens,
         tokenize,
@@ -435,9 +455,12 @@ async fn messages(State(server): Shared, request: Request) -> Response {
     server.generate(request, Shape::Anthropic, MessagesRequest::job).await
 }
 
-async fn embeddings() -> Response {
-    let refusal = Refusal::new(Kind::Invalid, "this server computes no embeddings").code("unsupported");
-    refused(&refusal, Shape::OpenAi)
+#[utoipa::path(
+    post, path = "/v1/embeddings", request_body = EmbeddingRequest,
+    responses((status = 200), (status = 400), (status = 401), (status = 404), (status = 408), (status = 413), (status = 429), (status = 503))
+)]
+async fn embeddings(State(server): Shared, request: Request) -> Response {
+    answered(server.embed(request).await, Shape::OpenAi)
 }
 
 #[utoipa::path(

@@ -2,7 +2,7 @@
 //!
 //! The APIs (`openai.rs`, `responses.rs`, `anthropic.rs`) turn requests into jobs, and parts of answers into events.
 //! `tools.rs` and `answer.rs` split the text of an answer into these parts. `constraint.rs` turns formats and demanded calls
-//! into grammars, and `logs.rs` writes log probabilities. All of this is pure: no sockets, no clock.
+//! into grammars, and `logs.rs` writes log probabilities. `embeddings.rs` writes embeddings. All of this is pure: no sockets, no clock.
 //! `models.rs` loads and unloads models. `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
 //! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`. `load` measures servers.
 
@@ -11,6 +11,7 @@
 mod answer;
 mod anthropic;
 mod constraint;
+mod embeddings;
 mod exchange;
 mod guard;
 mod http;

@@ -239,6 +239,10 @@ impl ModelMetrics {
         }
     }
 
+    pub(crate) fn embedded(&self, tokens: u64) {
+        self.counters.prompt_tokens.inc_by(tokens);
+    }
+
     pub(crate) fn ended(&self, ended: &Ended) {
         self.counters.prompt_tokens.inc_by(ended.usage.prompt);
         self.counters.cached_tokens.inc_by(ended.usage.cached);

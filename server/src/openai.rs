@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// Fields that clients send to every server, and that change no answer.
-const HARMLESS: &[&str] = &[
+pub(crate) const HARMLESS: &[&str] = &[
     "user",
     "metadata",
     "store",
@@ -424,7 +424,7 @@ pub(crate) enum Prompt {
 }
 
 impl Prompt {
-    fn inputs(self) -> Vec<Input> {
+    pub(crate) fn inputs(self) -> Vec<Input> {
         match self {
             Self::Texts(texts) => texts.into_list().into_iter().map(Input::Text).collect(),
             Self::Tokens(ids) => vec![Input::Tokens(ids)],

@@ -13,6 +13,7 @@ use ragtag_engine::{
     Session, TokenStream, Tokenizer,
 };
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -157,6 +158,10 @@ impl Served {
 
     /// Encodes a prompt, whose answer may be constrained. Control tokens in texts of the client stay text.
     pub(crate) fn prepare(&self, input: Input, grammar: Option<&Grammar>) -> Result<Prepared, Refusal> {
+        if self.model.is_for_embeddings() {
+            let message = format!("{} runs for embeddings: use /v1/embeddings", self.model.name());
+            return Err(Refusal::new(Kind::Invalid, message).code("unsupported"));
+        }
         let mut grammar = grammar.cloned();
         let mut prepared = match input {
             Input::Tokens(ids) => Prepared::new(ids),
@@ -179,6 +184,58 @@ impl Served {
         self.check_tokens(&prepared.ids)?;
         prepared.mask = grammar.map(|grammar| self.mask(&grammar)).transpose()?;
         Ok(prepared)
+    }
+
+    /// Returns the number of values of a vector.
+    ///
+    /// # Errors
+    /// Refuses models that do not run for embeddings.
+    pub(crate) fn embedding_width(&self) -> Result<u32, Refusal> {
+        if self.model.is_for_embeddings() {
+            return Ok(self.model.hyperparameters().width);
+        }
+        let message =
+            format!("{} computes no embeddings: start the server with --embeddings", self.model.name());
+        Err(Refusal::new(Kind::Invalid, message).code("unsupported"))
+    }
+
+    /// Encodes an input, of which the model computes an embedding.
+    pub(crate) fn token_ids(&self, input: Input) -> Result<Vec<u32>, Refusal> {
+        let ids = match input {
+            Input::Text(text) => {
+                self.tokenizer()?.encode(&text, true).map_err(|cause| self.cannot_encode(cause))?
+            }
+            Input::Tokens(ids) => ids,
+            Input::Chat(_) => return Err(Refusal::of("input", "an input is a text or a list of token ids")),
+        };
+        self.check_tokens(&ids)?;
+        Ok(ids)
+    }
+
+    /// Computes the embeddings of inputs. As many as fit into the pipeline are in flight at the same time.
+    pub(crate) async fn embed(&self, inputs: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Refusal> {
+        let most = self.engine.plan().sequences.max(1) as usize;
+        let (mut running, mut vectors) = (VecDeque::new(), Vec::new());
+        let mut inputs = inputs.iter();
+        loop {
+            while running.len() < most
+                && let Some(ids) = inputs.next()
+            {
+                // Only the first input may be refused because others wait.
+                let is_first = running.is_empty() && vectors.is_empty();
+                running.push_back(if is_first {
+                    self.session.try_embed(ids)
+                } else {
+                    self.session.embed(ids)
+                }?);
+            }
+            let Some(next) = running.pop_front() else { return Ok(vectors) };
+            let vector = next.vector().await?;
+            if !vector.iter().all(|value| value.is_finite()) {
+                return Err(Refusal::new(Kind::Internal, "the model computed values that are not finite"));
+            }
+            vectors.push(vector);
+        }
     }
 
     /// Returns the grammar of the answers in a chat: demanded calls, a format, or calls and a format.

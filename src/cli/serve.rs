@@ -77,14 +77,17 @@ fn name(path: Option<&Path>) -> String {
 /// Loads a model and starts its engine.
 fn load(args: &ServeArgs, path: Option<&PathBuf>, template: Option<(String, String)>) -> Result<Served> {
     let model = scaled(path.map_or_else(Model::bundled, Model::open)?, args.placement.rope_scaling)?;
-    let verified = args.transfers.verify_transfers;
-    let needs = Needs { asked: args.parallel, request: args.request, verified, ..Needs::of(SEQUENCES) };
+    let model = if args.embeddings { model.for_embeddings()? } else { model };
+    let (verified, all_logits) = (args.transfers.verify_transfers, args.embeddings);
+    let (asked, request) = (args.parallel, args.request);
+    let needs = Needs { asked, request, verified, all_logits, ..Needs::of(SEQUENCES) };
     let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
         model.tokenizer()?;
         Ok(needs.workload)
     })?;
     inform(&summary(&placed.plan));
     let mut start = args.transfers.options(false);
+    start.all_logits = all_logits;
     start.limits = Limits { requests: args.queue, ..Limits::default() };
     let engine = placed.start(&model, start)?;
     block_on(engine.session().warmup(WARM_TOKENS))?;

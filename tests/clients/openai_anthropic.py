@@ -3,6 +3,7 @@
 python openai_anthropic.py RAGTAG SMOLLM2.gguf  (packages: openai, anthropic)
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -79,7 +80,7 @@ def check_openai(client, model):
     refused(openai.BadRequestError, chat(extra_body={"grammar": "root ::= other"}), "grammar")
     refused(openai.BadRequestError, chat(extra_body={"mirostat": 2}), "mirostat")
     refused(openai.NotFoundError, lambda: client.models.retrieve("other"), "other")
-    refused(openai.BadRequestError, lambda: client.embeddings.create(model=model, input="a"), "embeddings")
+    refused(openai.BadRequestError, lambda: client.embeddings.create(model=model, input="a"), "--embeddings")
     refused(openai.AuthenticationError, client.with_options(api_key="wrong").models.list, "API key")
 
 
@@ -221,19 +222,44 @@ def check_anthropic(client, model):
     refused(anthropic.AuthenticationError, lambda: client.with_options(api_key="wrong").messages.create(**arguments), "API key")
 
 
-command = [RAGTAG, "serve", MODEL, "--port", "0", "--ctx", "1024", "--template", str(TEMPLATE), "--device", "cpu"]
-server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RAGTAG_API_KEY": KEY})
-try:
-    url = server.stdout.readline().removeprefix("listening on ").strip()
-    model = pathlib.Path(MODEL).stem
+def check_embeddings(client, model):
+    texts = ["Paris is the capital of France.", "Rice needs much water."]
+    create = lambda **more: client.embeddings.create(model=model, **{"input": texts, **more})
+    # Without a format, the client asks for base64.
+    vectors = [entry.embedding for entry in create().data]
+    floats = [entry.embedding for entry in create(encoding_format="float").data]
+    for vector, same in zip(vectors, floats, strict=True):
+        assert abs(sum(value * value for value in vector) - 1) < 1e-4, vector
+        assert max(abs(a - b) for a, b in zip(vector, same, strict=True)) < 1e-3, (vector, same)
+    assert vectors[0] != vectors[1] and create().usage.total_tokens > 8
+    width = len(vectors[0])
+    one = create(input=texts[1], dimensions=width).data[0].embedding
+    assert sum(a * b for a, b in zip(one, vectors[1], strict=True)) > 0.99, one
+    refused(openai.BadRequestError, lambda: create(dimensions=width // 2), "dimensions")
+    refused(openai.BadRequestError, lambda: client.completions.create(model=model, prompt="a"), "/v1/embeddings")
+
+
+@contextlib.contextmanager
+def serving(*arguments):
+    """Starts a server. Yields its URL."""
+    command = [RAGTAG, "serve", MODEL, "--port", "0", "--ctx", "1024", "--device", "cpu", *arguments]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RAGTAG_API_KEY": KEY})
+    try:
+        yield server.stdout.readline().removeprefix("listening on ").strip()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        code = server.wait(60)
+    assert code == 0, code
+
+
+model = pathlib.Path(MODEL).stem
+with serving("--template", str(TEMPLATE)) as url:
     client = openai.OpenAI(base_url=url + "/v1", api_key=KEY, max_retries=0)
     check_openai(client, model)
     check_tools(client, model)
     check_constraints(client, model)
     check_logs(client, model)
     check_anthropic(anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0), model)
-finally:
-    server.send_signal(signal.SIGTERM)
-    code = server.wait(60)
-assert code == 0, code
+with serving("--embeddings") as url:
+    check_embeddings(openai.OpenAI(base_url=url + "/v1", api_key=KEY, max_retries=0), model)
 print("openai", openai.__version__, "and anthropic", anthropic.__version__, "agree with the server")

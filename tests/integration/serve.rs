@@ -278,7 +278,7 @@ fn what_cannot_be_obeyed_is_refused_by_name() {
         (claude, chat(json!({ "thinking": { "type": "enabled", "budget_tokens": 5 } })), 400, "thinking"),
         (claude, chat(json!({ "model": "other" })), 404, "not_found_error"),
         ("/v1/responses", json!({ "input": "a", "previous_response_id": "b" }), 400, "previous_response_id"),
-        ("/v1/embeddings", json!({ "input": "a" }), 400, "embeddings"),
+        ("/v1/embeddings", json!({ "input": "a" }), 400, "--embeddings"),
         ("/detokenize", json!({ "tokens": [99_999_999] }), 400, "99999999"),
         ("/v1/nothing", json!({}), 404, "no such route"),
         ("/health", json!({}), 405, "another method"),
@@ -311,6 +311,57 @@ fn what_cannot_be_obeyed_is_refused_by_name() {
         "response_format": { "type": "text" }, "user": "u", "metadata": { "a": "b" }, "store": false, "tools": [],
     });
     assert_eq!(server.post(openai, &chat(neutral)).status, 200);
+}
+
+#[test]
+fn embeddings_have_the_form_of_openais_api() {
+    let server = Server::start(&["--embeddings", "--ctx", "64", "--alias", "embedder"]);
+    let embedded = |more: Value| {
+        let mut body = json!({ "model": "embedder", "input": ["Once upon a time", "The king"] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post("/v1/embeddings", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()
+    };
+    let vector = |of: &Value| -> Vec<f64> {
+        of["embedding"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let both = embedded(json!({}));
+    let vectors: Vec<_> = both["data"].as_array().unwrap().iter().map(vector).collect();
+    let width = Model::bundled().unwrap().hyperparameters().width;
+    assert!(vectors.iter().all(|v| v.len() == width as usize && (product(v, v) - 1.0).abs() < 1e-4));
+    assert!(product(&vectors[0], &vectors[1]) < 0.999, "different texts");
+    assert_eq!((&both["object"], &both["model"]), (&json!("list"), &json!("embedder")));
+    assert_eq!((&both["data"][1]["index"], &both["data"][1]["object"]), (&json!(1), &json!("embedding")));
+    let tokens = |text: &str| {
+        server.post("/tokenize", &json!({ "content": text, "add_special": true })).json()["tokens"].clone()
+    };
+    let lists = json!([tokens("Once upon a time"), tokens("The king")]);
+    let count: usize = lists.as_array().unwrap().iter().map(|list| list.as_array().unwrap().len()).sum();
+    assert_eq!(both["usage"], json!({ "prompt_tokens": count, "total_tokens": count }));
+    // Token ids and single inputs give the same vectors.
+    for (at, input) in [(0, json!("Once upon a time")), (1, tokens("The king")), (0, lists)] {
+        let same = vector(&embedded(json!({ "input": input, "dimensions": width }))["data"][0]);
+        assert!(product(&same, &vectors[at]) > 0.999, "{input}");
+    }
+    let encoded = embedded(json!({ "encoding_format": "base64" }));
+    let length = (width as usize * 4).div_ceil(3) * 4;
+    assert_eq!(encoded["data"][0]["embedding"].as_str().unwrap().len(), length);
+    assert_eq!(server.metric("ragtag_prompt_tokens_total") as usize % count, 0);
+    for (path, body, needle) in [
+        ("/v1/embeddings", json!({ "input": "a", "dimensions": 5 }), "dimensions"),
+        ("/v1/embeddings", json!({ "input": [] }), "empty"),
+        ("/v1/embeddings", json!({ "input": [[]] }), "empty"),
+        ("/v1/embeddings", json!({ "input": "word ".repeat(100) }), "context_length_exceeded"),
+        ("/v1/embeddings", json!({ "input": [99_999_999] }), "outside the vocabulary"),
+        ("/v1/embeddings", json!({ "input": "a", "encoding_format": "hex" }), "hex"),
+        ("/v1/chat/completions", chat(json!({})), "use /v1/embeddings"),
+        ("/v1/completions", json!({ "prompt": "a", "echo": true, "logprobs": 1 }), "use /v1/embeddings"),
+    ] {
+        let answer = server.post(path, &body);
+        assert!(answer.status == 400 && answer.body.contains(needle), "{path} {body}: {}", answer.body);
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ Examples:
   ragtag serve                                       # the bundled model
   ragtag serve model.gguf --ctx 8192 --parallel 16 --device cuda:0
   ragtag serve large.gguf small.gguf --ctx 4096 --keep-alive 600
+  ragtag serve embedder.gguf --embeddings --ctx 2048
   ragtag serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   ragtag serve model.gguf --tls-cert chain.pem --tls-key key.pem --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
@@ -53,6 +54,9 @@ pub(crate) struct ServeArgs {
     /// Use the chat template in this file instead of the model's template.
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
+    /// Answer /v1/embeddings instead of generating text.
+    #[arg(long, alias = "embedding", conflicts_with = "template")]
+    pub(crate) embeddings: bool,
     /// Number of sequences that must fit at full context. Default: the number in the plan with --plan, otherwise 4. More
     /// of them run at the same time if they are shorter.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
