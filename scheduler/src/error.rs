@@ -30,6 +30,17 @@ pub enum Refusal {
         /// Total number of blocks in the cache.
         total: u32,
     },
+    /// The tokens of the sequence do not fit the pipeline that has replaced a lost one.
+    #[error(
+        "the sequence has {tokens} tokens, but since the loss of a device, the context holds only {context}: \
+         submit a shorter prompt, or plan for a longer context"
+    )]
+    NoLongerFits {
+        /// Number of tokens of the sequence.
+        tokens: u32,
+        /// Maximum length of a sequence, in tokens.
+        context: u32,
+    },
     /// Too many requests wait.
     #[error("{requests} requests with {tokens} tokens are waiting: try again later")]
     Busy {

@@ -32,7 +32,7 @@ pub(super) enum Taken {
 }
 
 impl RunCore {
-    pub(super) fn submit(&mut self, id: SequenceId, mut prompt: Prompt, actions: &mut Actions) -> Result<()> {
+    pub(super) fn submit(&mut self, id: SequenceId, prompt: Prompt, actions: &mut Actions) -> Result<()> {
         if self.sequences.contains_key(&id) {
             return Err(Error::protocol(format!("{id} submitted twice")));
         }
@@ -40,7 +40,6 @@ impl RunCore {
         let is_full = requests >= self.shape.limits.requests
             || tokens.saturating_add(prompt.tokens.len() as u64) > self.shape.limits.tokens;
         let (context, vocabulary) = (self.shape.context, self.shape.vocabulary);
-        prompt.whole_rows |= !self.shape.has_picks;
         let sequence = match is_full && requests > 0 {
             true => Err(Refusal::Busy { requests, tokens }),
             false => Sequence::new(id, prompt, context, vocabulary, self.pool.total(), self.now),
@@ -48,6 +47,7 @@ impl RunCore {
         match sequence {
             Err(refusal) => actions.push(RunAction::Fail { sequence: id, error: refusal.into() }),
             Ok(mut sequence) => {
+                sequence.read_rows(self.shape.has_picks);
                 let is_shorter = |at: &u32| sequence.prompt_tokens() < *at;
                 sequence.recompute_at = self.shape.recompute_at.filter(is_shorter);
                 sequence.shares_prefix &= self.shape.kv_use.prefixes.is_some();

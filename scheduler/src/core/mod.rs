@@ -11,6 +11,7 @@ mod batch;
 mod device;
 mod event;
 mod form;
+mod interruption;
 mod passing;
 mod pool;
 mod run;

@@ -1,5 +1,5 @@
 //! The coordinator's core: events, micro-batches in flight, credits, token return and cancellation. `admit.rs` has
-//! the queues, and `form.rs` forms micro-batches.
+//! the queues, `form.rs` forms micro-batches, and `interruption.rs` survives the loss of the stages.
 
 use crate::core::form::Formed;
 use crate::core::pool::{Holding, Pools};
@@ -56,6 +56,36 @@ pub struct RunShape {
     /// Length at which all keys of a sequence are computed again, because its RoPE frequencies change.
     #[serde(default)]
     pub recompute_at: Option<u32>,
+}
+
+impl RunShape {
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { stages, decode_groups, credits, context, vocabulary, .. } = *self;
+        let Self { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = *self;
+        let all = [
+            stages,
+            decode_groups,
+            credits,
+            context,
+            vocabulary,
+            max_rows,
+            max_logit_rows,
+            max_sequences,
+            kv_blocks,
+        ];
+        if all.contains(&0) || self.chunks.check().is_err() || self.chunks.most_rows() > max_rows {
+            return Err(Error::spec(format!("invalid pipeline shape: {self:?}")));
+        }
+        if let Some(ring) = self.kv_ring.filter(|ring| !ring.holds(max_rows) || ring.total < ring.blocks) {
+            let KvRing { window, blocks, total } = ring;
+            let what = format!(
+                "a KV ring of {blocks} blocks ({total} for all sequences) for a window of {window} positions is \
+                 too short for micro-batches of {max_rows} rows"
+            );
+            return Err(Error::spec(what));
+        }
+        Ok(())
+    }
 }
 
 /// Limits of the requests that wait until they are admitted. A request beyond a limit is refused with
@@ -143,6 +173,14 @@ pub enum RunEvent {
         micro_batch: MicroBatchId,
         /// Sampled tokens in item order. Items that are not current ([`RunCore::is_current`]) are absent.
         sampled: Vec<Sampled>,
+    },
+    /// A stage has failed, and other stages will replace all stages. The micro-batches in flight and the KV cache
+    /// are lost. The sequences keep their tokens and wait. Further sequences may be submitted.
+    Interrupted,
+    /// Other stages have replaced those that were lost. Ends the sequences that do not fit them.
+    Restarted {
+        /// Shape of the new pipeline.
+        shape: Box<RunShape>,
     },
     /// A stage has failed. This ends the run.
     Failed {
@@ -271,11 +309,13 @@ pub struct RunCore {
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
     /// Value of the download timeline of the last stage of each path.
-    progress: [u64; Path::ALL.len()],
+    pub(super) progress: [u64; Path::ALL.len()],
     /// Blocks of ended sequences and their computed positions, each with the id of the next micro-batch at that
     /// time. They become free once all earlier micro-batches have ended, because micro-batches overtake each
     /// other on different paths.
     pub(super) retired: Vec<(MicroBatchId, Holding, u32)>,
+    /// Whether the stages are lost and have not been replaced.
+    pub(super) is_interrupted: bool,
     /// Error with which the run ended. `None` while the run continues.
     ended: Option<Error>,
 }
@@ -286,30 +326,8 @@ impl RunCore {
     /// # Errors
     /// [`Error::Spec`] if a number in `shape` is 0, a prefill chunk is invalid, or the KV ring is too short.
     pub fn new(shape: RunShape) -> Result<Self> {
-        let RunShape { stages, decode_groups, credits, context, vocabulary, .. } = shape;
-        let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
-        let all = [
-            stages,
-            decode_groups,
-            credits,
-            context,
-            vocabulary,
-            max_rows,
-            max_logit_rows,
-            max_sequences,
-            kv_blocks,
-        ];
-        if all.contains(&0) || shape.chunks.check().is_err() || shape.chunks.most_rows() > max_rows {
-            return Err(Error::spec(format!("invalid pipeline shape: {shape:?}")));
-        }
-        if let Some(ring) = shape.kv_ring.filter(|ring| !ring.holds(max_rows) || ring.total < ring.blocks) {
-            let KvRing { window, blocks, total } = ring;
-            let what = format!(
-                "a KV ring of {blocks} blocks ({total} for all sequences) for a window of {window} positions is \
-                 too short for micro-batches of {max_rows} rows"
-            );
-            return Err(Error::spec(what));
-        }
+        shape.check()?;
+        let RunShape { credits, kv_blocks, .. } = shape;
         Ok(Self {
             pool: Pools::new(kv_blocks, shape.kv_ring, shape.kv_use),
             sequences: FxHashMap::default(),
@@ -329,6 +347,7 @@ impl RunCore {
             next_id: 0,
             progress: [0; Path::ALL.len()],
             retired: Vec::new(),
+            is_interrupted: false,
             ended: None,
             now: 0,
             shape,
@@ -410,6 +429,8 @@ impl RunCore {
             RunEvent::Collected { micro_batch, sampled } => {
                 self.collected(micro_batch, &sampled, actions)?;
             }
+            RunEvent::Interrupted => self.interrupt(),
+            RunEvent::Restarted { shape } => self.restart_with(*shape, actions)?,
             RunEvent::Failed { error } => {
                 for sequence in self.end(error.clone()) {
                     actions.push(RunAction::Fail { sequence, error: error.clone() });
@@ -426,6 +447,9 @@ impl RunCore {
                 actions.push(RunAction::Stop);
                 return Ok(());
             }
+        }
+        if self.is_interrupted {
+            return Ok(());
         }
         self.admit();
         while let Some(Formed { batch, decodes, path }) = self.form() {
@@ -561,7 +585,7 @@ impl RunCore {
         }
     }
 
-    fn fail(&mut self, id: SequenceId, error: Error, actions: &mut Actions) {
+    pub(super) fn fail(&mut self, id: SequenceId, error: Error, actions: &mut Actions) {
         self.remove(id);
         actions.push(RunAction::Fail { sequence: id, error });
     }
@@ -575,7 +599,7 @@ impl RunCore {
     }
 
     /// Returns all sequences, in the order of their ids.
-    fn all(&self) -> Vec<SequenceId> {
+    pub(super) fn all(&self) -> Vec<SequenceId> {
         let mut all: Vec<_> = self.sequences.keys().copied().collect();
         all.sort_unstable();
         all

@@ -1,7 +1,7 @@
 //! A sequence in the coordinator: its request, its progress and its result.
 
 use crate::core::pool::{Holding, Root};
-use crate::core::{LogitRows, Nanoseconds, Path, SequenceId};
+use crate::core::{LogitRows, Nanoseconds, Path, RunShape, SequenceId};
 use crate::error::Refusal;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
@@ -133,6 +133,8 @@ pub(crate) struct Sequence {
     /// Whether the sequence uses prefixes in the cache, and leaves its own there.
     pub(crate) shares_prefix: bool,
     pub(crate) deadline_ns: Option<Nanoseconds>,
+    /// Whether the request reads whole rows of logits.
+    whole_rows: bool,
     /// Logits of the row after which a token is sampled.
     pub(crate) last_row: LogitRows,
     /// Maximum number of cache blocks that the sequence needs.
@@ -203,6 +205,23 @@ const LOW_NS: Nanoseconds = 60_000_000_000;
 /// Least number of tokens before the place at which the state of a prompt is kept.
 const SNAPSHOT_TOKENS: u32 = 64;
 
+/// Limits the generation after a prompt of `length` tokens to a context of `context` tokens. Returns the maximum number of
+/// cache blocks that the sequence needs.
+fn fit(length: u32, generation: Option<&mut Generation>, context: u32, total: u32) -> Result<u32, Refusal> {
+    let room = context - length + 1;
+    let mut new_positions = 0;
+    if let Some(generation) = generation {
+        if generation.max_new_tokens > room {
+            (generation.max_new_tokens, generation.at_limit) = (room, FinishReason::ContextFull);
+        }
+        new_positions = generation.max_new_tokens.saturating_sub(1);
+    }
+    match (length + new_positions).div_ceil(BLOCK_TOKENS as u32) {
+        wanted if wanted > total => Err(Refusal::TooManyBlocks { wanted, total }),
+        wanted => Ok(wanted),
+    }
+}
+
 impl Sequence {
     /// Creates a sequence for the request `prompt`. Rejects a request that is invalid, or that does not fit
     /// `context` tokens or `total_blocks` cache blocks.
@@ -225,22 +244,13 @@ impl Sequence {
             return Err(Refusal::UnknownToken { token: tokens[position], position, vocabulary });
         }
         let length = tokens.len() as u32;
-        let generation = match want {
+        let mut generation = match want {
             Want::Logits => None,
             Want::Generate { max_new_tokens, end_tokens } => {
-                let room = context - length + 1;
-                let (max_new_tokens, at_limit) = match max_new_tokens > room {
-                    true => (room, FinishReason::ContextFull),
-                    false => (max_new_tokens, FinishReason::MaxTokens),
-                };
-                Some(Generation { max_new_tokens, at_limit, end_tokens })
+                Some(Generation { max_new_tokens, at_limit: FinishReason::MaxTokens, end_tokens })
             }
         };
-        let new_positions = generation.as_ref().map_or(0, |g| g.max_new_tokens.saturating_sub(1));
-        let wanted_blocks = (length + new_positions).div_ceil(BLOCK_TOKENS as u32);
-        if wanted_blocks > total_blocks {
-            return Err(Refusal::TooManyBlocks { wanted: wanted_blocks, total: total_blocks });
-        }
+        let wanted_blocks = fit(length, generation.as_mut(), context, total_blocks)?;
         let rank_ns = match priority {
             Priority::High => now,
             Priority::Normal => now.saturating_add(HIGH_NS),
@@ -253,7 +263,8 @@ impl Sequence {
             shares_prefix: shares_prefix && generation.is_some(),
             generation,
             deadline_ns,
-            last_row: if whole_rows { LogitRows::Last } else { LogitRows::Picks },
+            whole_rows,
+            last_row: LogitRows::Last,
             wanted_blocks,
             place: Place::Nowhere,
             is_paused: false,
@@ -310,6 +321,25 @@ impl Sequence {
     /// Returns whether the sequence has one generated token to enter, and nothing else.
     pub(crate) fn decodes(&self) -> bool {
         self.left() == 1 && self.entered >= self.start_tokens
+    }
+
+    /// Adapts the sequence, which has just started over, to a pipeline of another shape. Rejects it if its tokens do
+    /// not fit.
+    pub(crate) fn refit(&mut self, shape: &RunShape) -> Result<(), Refusal> {
+        let (tokens, context) = (self.tokens(), shape.context);
+        if tokens > context {
+            return Err(Refusal::NoLongerFits { tokens, context });
+        }
+        self.wanted_blocks = fit(self.prompt_tokens(), self.generation.as_mut(), context, shape.kv_blocks)?;
+        self.read_rows(shape.has_picks);
+        self.recompute_at = shape.recompute_at.filter(|at| tokens < *at);
+        self.shares_prefix &= shape.kv_use.prefixes.is_some();
+        Ok(())
+    }
+
+    /// Reads the best logits of rows if the stages find them and the request allows it, and otherwise whole rows.
+    pub(crate) fn read_rows(&mut self, has_picks: bool) {
+        self.last_row = if self.whole_rows || !has_picks { LogitRows::Last } else { LogitRows::Picks };
     }
 
     /// Takes a generated token.

@@ -115,8 +115,18 @@ impl<'a> Invariants<'a> {
                 self.forget_others(*sequence);
             }
             RunEvent::Resume { sequence } => drop(self.paused.remove(sequence)),
+            RunEvent::Interrupted => {
+                self.in_flight.clear();
+                self.logits.clear();
+                self.without_prompts = 0;
+            }
             _ => {}
         }
+    }
+
+    /// Records that another pipeline replaces the one that has failed.
+    pub(super) fn replace(&mut self, spec: &'a SimSpec) {
+        (self.shape, self.requests) = (&spec.run, &spec.requests);
     }
 
     /// Records which sequences the coordinator has preempted in a step, before its actions are checked.

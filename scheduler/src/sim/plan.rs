@@ -157,6 +157,7 @@ impl SimSpec {
             checked: false,
             max_spans: MAX_SPANS,
             verified: false,
+            then: None,
         })
     }
 }

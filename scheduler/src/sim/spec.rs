@@ -217,6 +217,9 @@ pub struct SimSpec {
     pub max_spans: usize,
     /// Whether each stage verifies the activations, and the keys and values, that it receives.
     pub verified: bool,
+    /// Pipeline that replaces this one when a device fails. It has the same requests, context and vocabulary. `None` lets
+    /// the failure end the run.
+    pub then: Option<Box<SimSpec>>,
 }
 
 impl SimSpec {
@@ -294,7 +297,33 @@ impl SimSpec {
             checked: true,
             max_spans: usize::MAX,
             verified: SmallRng::seed_from_u64(seed ^ 0x6775_6172).random_ratio(1, 2),
+            then: None,
         }
+    }
+
+    /// Returns a random pipeline that fails up to three times, each time at some command, and is then replaced by another
+    /// random pipeline. Nothing else ends the run.
+    #[cfg(test)]
+    pub(super) fn random_losses(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed ^ 0x6c6f_7373);
+        let first = Self::random(seed);
+        let mut then = None;
+        for at in (0..=rng.random_range(1..=3)).rev() {
+            let other = if at == 0 { first.clone() } else { Self::random(rng.random()) };
+            let RunShape { context, vocabulary, kv_blocks, kv_use, limits, recompute_at, .. } = first.run;
+            let run = RunShape { context, vocabulary, kv_blocks, kv_use, limits, recompute_at, ..other.run };
+            let run = RunShape { kv_ring: random_kv_ring(seed, &run), ..run };
+            let mut faults = other.faults;
+            match then {
+                None => faults.retain(|fault| matches!(fault, Fault::Slow { .. } | Fault::Unsteady { .. })),
+                Some(_) => faults.retain(|fault| !matches!(fault, Fault::Stopped { .. })),
+            }
+            let (stage, nth) = (rng.random_range(0..other.stages.len() as u32), rng.random_range(1..60));
+            faults.extend(then.is_some().then_some(Fault::LostAtCommand { stage, nth }));
+            let requests = first.requests.clone();
+            then = Some(Box::new(Self { run, faults, requests, then, ..other }));
+        }
+        then.map_or(first, |spec| *spec)
     }
 }
 

@@ -32,6 +32,16 @@ impl MailboxQueue {
 }
 
 impl Message {
+    /// Returns whether a client has sent this message.
+    pub(super) fn is_request(&self) -> bool {
+        !matches!(
+            self,
+            Message::Stage(..)
+                | Message::Progress
+                | Message::Run(RunEvent::Return(_) | RunEvent::Progress { .. } | RunEvent::Failed { .. })
+        )
+    }
+
     /// Returns the bounded queue that the threaded runtime uses for this message. Returns `None` for requests
     /// and failures, because their queues are unbounded.
     fn queue(&self) -> Option<MailboxQueue> {
@@ -86,6 +96,12 @@ impl<'a> Mailboxes<'a> {
     pub(super) fn arrive(&mut self, queue: &mut EventQueue, to: usize, message: Message) {
         self.all[to].messages.push_back(message);
         self.wake(queue, to);
+    }
+
+    /// Removes all messages of clients from the mailbox of the coordinator, which is the last one.
+    pub(super) fn take_requests(&mut self) -> impl Iterator<Item = Message> + use<> {
+        let messages = self.all.last_mut().map(|run| std::mem::take(&mut run.messages));
+        messages.into_iter().flatten().filter(Message::is_request)
     }
 
     /// Removes the next message of an actor. The actor handles it, and then calls [`Mailboxes::wake`].

@@ -6,6 +6,7 @@ mod interpreter;
 mod mailboxes;
 mod passing;
 mod queue;
+mod replacement;
 mod result;
 mod topology;
 mod verify;
@@ -50,6 +51,8 @@ pub(super) struct World<'a> {
     /// Number of micro-batches that have entered the pipeline.
     entered: u64,
     stopped: bool,
+    /// Whether the pipeline has failed and is to be replaced.
+    is_lost: bool,
     /// Invariant checks. Present only if [`SimSpec::checked`] is set.
     invariants: Option<Invariants<'a>>,
     texts: BTreeMap<SequenceId, Text>,
@@ -59,7 +62,16 @@ pub(super) struct World<'a> {
 }
 
 impl<'a> World<'a> {
+    /// Creates a pipeline, and schedules its requests and faults.
     pub(super) fn new(spec: &'a SimSpec) -> Result<Self, SimFailure> {
+        let mut world = Self::idle(spec)?;
+        world.schedule();
+        world.schedule_faults();
+        Ok(world)
+    }
+
+    /// Creates a pipeline to which nothing happens.
+    fn idle(spec: &'a SimSpec) -> Result<Self, SimFailure> {
         let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
         let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
         if spec.stages.is_empty() {
@@ -73,7 +85,7 @@ impl<'a> World<'a> {
         let cores = topology.hosted.iter().enumerate().map(core).collect::<Result<Vec<_>, _>>()?;
         let lanes = (0..cores.len()).map(|device| topology.lanes(device));
         let observations = Observations::new(topology.hosts.len(), spec.shared_links.len());
-        let mut world = Self {
+        Ok(Self {
             spec,
             queue: EventQueue::new(spec.seed),
             mailboxes: Mailboxes::new(spec, lanes.chain([Lanes::of_run(spec.run.credits)])),
@@ -87,16 +99,15 @@ impl<'a> World<'a> {
             next_request: spec.requests.len(),
             entered: 0,
             stopped: false,
+            is_lost: false,
             invariants: spec.checked.then(|| Invariants::new(spec)),
             texts: BTreeMap::new(),
             tick_ns: None,
             report: SimReport { observations, ..SimReport::default() },
-        };
-        world.schedule();
-        Ok(world)
+        })
     }
 
-    /// Schedules the arrivals, pauses, cancellations and timed faults of the specification.
+    /// Schedules the arrivals, pauses and cancellations of the specification.
     fn schedule(&mut self) {
         let run = self.cores.len();
         if let Some(at_once) = self.spec.at_once {
@@ -114,14 +125,20 @@ impl<'a> World<'a> {
                 self.queue.at(at_ns, Event::Arrive { to: run, message: Message::Run(event) });
             }
         }
+    }
+
+    /// Schedules the timed faults of the specification.
+    fn schedule_faults(&mut self) {
+        let (run, now) = (self.cores.len(), self.queue.now);
         for fault in &self.spec.faults {
             match *fault {
                 Fault::DeviceLost { stage, at_ns } => {
+                    let at_ns = at_ns.max(now);
                     self.queue.at(at_ns, Event::Fail { stage: stage as usize, cause: lost() });
                 }
                 Fault::OutOfMemory { stage } => {
                     let cause = ragtag_hal::Error::OutOfMemory { wanted: 1 << 30, free: Some(1 << 20) };
-                    self.queue.at(0, Event::Fail { stage: stage as usize, cause });
+                    self.queue.at(now, Event::Fail { stage: stage as usize, cause });
                 }
                 Fault::Slow { stage, queue, by_ns } => {
                     self.devices[self.topology.hosts[stage as usize]].slow_ns[queue.index()] = by_ns;
@@ -147,7 +164,8 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<SimReport, SimFailure> {
-        let (most, most_entries) = (most_between_entries(self.spec), most_entries(self.spec));
+        let most_entries = most_entries(self.spec);
+        let mut most = most_between_entries(self.spec);
         let (mut entered, mut since_entry) = (self.entered, 0u64);
         while let Some(event) = self.queue.pop() {
             since_entry = if entered == self.entered { since_entry + 1 } else { 0 };
@@ -161,6 +179,10 @@ impl<'a> World<'a> {
                 return Err(SimFailure::Violation { at_ns: self.queue.now, what });
             }
             self.handle_event(event).map_err(|what| SimFailure::Violation { at_ns: self.queue.now, what })?;
+            if std::mem::take(&mut self.is_lost) {
+                self = self.replaced()?;
+                (most, since_entry) = (most_between_entries(self.spec), 0);
+            }
         }
         self.report.makespan_ns = self.queue.now;
         self.report.observations.close(self.queue.now);
@@ -179,6 +201,10 @@ impl<'a> World<'a> {
             }
             Event::Done { device, hardware, start_ns } => self.done(device, hardware, start_ns)?,
             Event::Fail { stage, cause } => self.fail(stage, cause),
+            Event::Restart => {
+                let shape = Box::new(self.spec.run.clone());
+                self.run_event(RunEvent::Restarted { shape })?;
+            }
             Event::Tick => {
                 self.tick_ns = None;
                 self.run_event(RunEvent::Tick)?;
@@ -203,6 +229,10 @@ impl<'a> World<'a> {
                 let at = self.topology.hosted[actor].iter().position(|&other| other == stage);
                 let stage = at.ok_or_else(|| format!("stage {stage} is not on device {actor}"))?;
                 self.device_event(actor, DeviceEvent::Stage { stage, event })
+            }
+            Message::Run(RunEvent::Failed { .. }) if self.spec.then.is_some() && !self.stopped => {
+                self.is_lost = true;
+                self.run_event(RunEvent::Interrupted)
             }
             Message::Run(event) => self.run_event(event),
         }

@@ -10,11 +10,27 @@ use std::collections::BinaryHeap;
 /// A scheduled event.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    Request { index: usize },
-    Arrive { to: usize, message: Message },
-    Handle { actor: usize },
-    Done { device: usize, hardware: usize, start_ns: Nanoseconds },
-    Fail { stage: usize, cause: ragtag_hal::Error },
+    Request {
+        index: usize,
+    },
+    Arrive {
+        to: usize,
+        message: Message,
+    },
+    Handle {
+        actor: usize,
+    },
+    Done {
+        device: usize,
+        hardware: usize,
+        start_ns: Nanoseconds,
+    },
+    Fail {
+        stage: usize,
+        cause: ragtag_hal::Error,
+    },
+    /// The next pipeline has loaded.
+    Restart,
     Tick,
 }
 
@@ -55,6 +71,17 @@ impl EventQueue {
         self.now = at;
         self.vacant.push(index);
         self.events[index].take()
+    }
+
+    /// Replaces each scheduled event by the one that `keep` returns for it, if any, at the same time.
+    pub(super) fn replace(&mut self, mut keep: impl FnMut(Event) -> Option<Event>) {
+        let Self { heap, events, vacant, .. } = self;
+        heap.retain(|Reverse((.., index))| {
+            events[*index] = events[*index].take().and_then(&mut keep);
+            let is_kept = events[*index].is_some();
+            vacant.extend((!is_kept).then_some(*index));
+            is_kept
+        });
     }
 
     /// Returns a random number up to `most`.
