@@ -31,8 +31,8 @@ mod watch;
 pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
-    Busy, Flow, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats,
-    Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
+    Busy, Flow, Interruption, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec,
+    PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
 };
 pub use sampling::shaping::{LogProbabilities, ShapedSampler, Shaping, TokenLogProbability, TokenMask};
 pub use sampling::{Picks, Sampler, Sampling, SamplingError, token_log_probability};

@@ -41,8 +41,6 @@ pub(crate) enum RunMessage {
 /// Urgent messages to the coordinator.
 #[derive(Debug)]
 pub(crate) enum RunUrgent {
-    /// Stop the pipeline.
-    Stop,
     /// A stage has failed.
     Failed(Error),
 }

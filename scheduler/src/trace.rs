@@ -89,7 +89,7 @@ pub struct Trace {
 }
 
 /// Collects the spans and turns of all actors.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct TraceSink {
     trace: Arc<Mutex<Trace>>,
     /// Maximum number of spans, and maximum number of turns. The value 0 disables the trace.

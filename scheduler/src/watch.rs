@@ -68,15 +68,15 @@ impl Watch {
         self.tick
     }
 
-    /// Returns the error for work that has been due for longer than its limit. Prefers computations, because they
-    /// may delay copies.
-    pub(crate) fn stalled(&mut self, now: Instant) -> Option<Error> {
+    /// Returns the error for work that has been due for longer than its limit, and the label of its device. Prefers
+    /// computations, because they may delay copies.
+    pub(crate) fn stalled(&mut self, now: Instant) -> Option<(Error, String)> {
         self.look(now);
         let overdue = |(work, since): &&(Pending, Instant)| {
             self.limit_of(work).is_some_and(|limit| now.saturating_duration_since(*since) >= limit)
         };
         let (work, _) = self.due.values().filter(overdue).min_by_key(|(work, _)| work.copied.is_some())?;
-        Some(self.stall(work, self.limit_of(work)?))
+        Some((self.stall(work, self.limit_of(work)?), self.label(work.stage)))
     }
 
     /// Returns whether the device at `index` has run the same work for much longer than predicted.
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!([0, 1].map(|step| watch.stalled(start + step * STEP)), [None, None]);
         downloaded.advance(2);
         let (from, to) = ("a".into(), "b".into());
-        let error = watch.stalled(start + 2 * STEP).unwrap();
+        let (error, _) = watch.stalled(start + 2 * STEP).unwrap();
         assert_eq!(error, Error::Stalled { from, to, route: Route::HOST_STAGED, seconds: 20 });
         assert_eq!(error.to_string(), "no activations from a to b over the staged route for 20 s");
         uploaded.advance(1);
@@ -288,7 +288,7 @@ mod tests {
         add(&to, copy(uploaded.id().at(2), Vec::new()));
         let start = Instant::now();
         assert_eq!(watch.stalled(start), None);
-        let error = watch.stalled(start + STEP).unwrap();
+        let (error, _) = watch.stalled(start + STEP).unwrap();
         let what = "streamed weights".into();
         assert_eq!(error, Error::StalledCopy { what, device: "b".into(), seconds: 10 });
         assert!(error.to_string().starts_with("b has copied no streamed weights for 10 s"), "{error}");
@@ -394,7 +394,7 @@ mod tests {
         computed.advance(1);
         let start = start + 9 * STEP;
         assert_eq!([0, 9].map(|step| watch.stalled(start + step * STEP)), [None, None]);
-        let error = watch.stalled(start + 10 * STEP).unwrap();
+        let (error, _) = watch.stalled(start + 10 * STEP).unwrap();
         assert_eq!(error, Error::StalledCompute { stage: 2, device: "a".into(), seconds: 100 });
     }
 
@@ -408,10 +408,10 @@ mod tests {
             add(&to, Pending { stage: 1, ..computation(of(1, QueueKind::Compute), Vec::new()) });
             let start = Instant::now();
             assert_eq!(watch.stalled(start), None);
-            let is_copy = matches!(watch.stalled(start + STEP), Some(Error::Stalled { .. }));
+            let is_copy = matches!(watch.stalled(start + STEP), Some((Error::Stalled { .. }, _)));
             assert_eq!(is_copy, route != Route::Peer);
             if !is_copy {
-                let error = watch.stalled(start + 10 * STEP).unwrap();
+                let (error, _) = watch.stalled(start + 10 * STEP).unwrap();
                 assert_eq!(error, Error::StalledCompute { stage: 1, device: "b".into(), seconds: 100 });
             }
         }

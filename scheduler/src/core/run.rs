@@ -59,7 +59,7 @@ pub struct RunShape {
 }
 
 impl RunShape {
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let Self { stages, decode_groups, credits, context, vocabulary, .. } = *self;
         let Self { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = *self;
         let all = [
@@ -375,6 +375,11 @@ impl RunCore {
     /// [`RunEvent::Tick`] then.
     pub fn next_deadline_ns(&self) -> Option<Nanoseconds> {
         self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Returns whether the run has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.is_some()
     }
 
     /// Returns whether micro-batches are in the pipeline.

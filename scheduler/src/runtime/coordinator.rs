@@ -2,20 +2,19 @@
 //! sinks.
 
 use crate::core::{
-    LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
+    LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sampled, SequenceId,
 };
 use crate::error::{Error, Result};
-use crate::mailbox::{self, Mailbox, Notice, found, over};
-use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunMessage, RunUrgent};
-use crate::results::ResultPlaces;
+use crate::mailbox::{self, found, over};
+use crate::message::{RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
-use crate::runtime::request::{Client, Picker, Reply, RequestMessage, RowLogits, Waiting};
-use crate::runtime::spec::Layout;
+use crate::runtime::attached::Attached;
+use crate::runtime::recovery::Interruption;
+use crate::runtime::request::{Client, Control, Picker, Reply, RequestMessage, RowLogits, Waiting};
+use crate::runtime::stages::Stages;
 use crate::sampling::Picks;
-use crate::transfers::Transfers;
-use crate::watch::Watch;
-use crossbeam_channel::{Receiver, select_biased};
-use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Lease, Timeline, Timing, Turn};
+use crossbeam_channel::{Receiver, Sender, never, select_biased};
+use ragtag_hal::{Anticipation, Awaited, Timing, Turn};
 use ragtag_kernels::picks::RECORD_WORDS;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -25,28 +24,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Host memory for logits.
-pub(super) struct Logits {
-    pub(super) region: Arc<HostRegion>,
-    places: ResultPlaces,
-}
-
-impl Logits {
-    pub(super) fn new(layout: &Layout) -> Result<Self> {
-        let (places, credits) = (layout.results, u64::from(layout.run.credits));
-        let bytes = usize::try_from(places.part_bytes().saturating_mul(credits)).unwrap_or(usize::MAX);
-        let region =
-            HostRegion::new(bytes).map_err(|e| Error::spec(format!("host memory for logits: {e}")))?;
-        Ok(Self { region: Arc::new(region), places })
-    }
-
-    /// Reads a range of bytes. The download must have completed, so that no device writes to them.
-    fn read(&self, range: Range<u64>) -> Result<Lease<'_>> {
-        let rows = self.region.read(range.start as usize..range.end as usize);
-        rows.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))
-    }
-}
 
 /// Number of whole rows from which the threads of rayon's pool share the sampling. Fewer rows take less time than
 /// waking the threads.
@@ -72,19 +49,6 @@ struct Progress {
     new_tokens: u64,
 }
 
-/// Ends of a path of micro-batches.
-pub(super) struct PathEnds {
-    /// Index of the first stage's device, and of the stage among the stages of this device.
-    pub(super) first: (usize, usize),
-    /// The last stage's download timeline.
-    pub(super) last: Arc<Timeline>,
-    pub(super) notice: Notice,
-    /// Latest value of this timeline that the thread has reported to the core.
-    pub(super) progress: u64,
-    /// Record of the transfers of the token return.
-    pub(super) token_return: Transfers,
-}
-
 /// Work that an event has caused. The lists are empty between two events.
 #[derive(Default)]
 pub(super) struct Pending {
@@ -101,7 +65,15 @@ pub(super) struct Pending {
 /// State of the coordinator's thread.
 pub(super) struct Coordinator {
     pub(super) core: RunCore,
-    pub(super) inbox: Mailbox<RunMessage, RunUrgent>,
+    /// The loaded stages. `None` while they are lost.
+    pub(super) attached: Option<Attached>,
+    /// The other side of the loaded stages.
+    pub(super) stages: Arc<Mutex<Stages>>,
+    /// Receiver of failures of devices, which replaces the stages.
+    pub(super) recovery: Option<Sender<Interruption>>,
+    /// Error that has interrupted the run, until other stages are there.
+    pub(super) lost: Option<Error>,
+    pub(super) controls: Receiver<Control>,
     pub(super) requests: Receiver<RequestMessage>,
     /// Waiting requests. It is shared with the threads that submit.
     pub(super) waiting: Arc<Waiting>,
@@ -109,19 +81,10 @@ pub(super) struct Coordinator {
     pub(super) received: (u64, u64),
     /// Set to true when the coordinator no longer accepts requests.
     pub(super) ended: Arc<AtomicBool>,
-    /// Addresses of the devices' mailboxes.
-    pub(super) actors: Vec<DeviceAddress>,
-    /// Ends of each path, indexed by [`Path`]. Without a prefill stage, there is one path.
-    pub(super) ends: Vec<PathEnds>,
-    /// Device id and device label of each stage.
-    pub(super) devices: Vec<(DeviceId, String)>,
-    pub(super) logits: Logits,
     pub(super) clients: FxHashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
     pub(super) pending: Pending,
     pub(super) anticipation: Anticipation,
-    /// Watches the work of all devices.
-    pub(super) watch: Watch,
     /// Time of the latest check for stalled work.
     pub(super) checked_ns: u64,
     /// Time at which the thread last handled an event.
@@ -130,7 +93,10 @@ pub(super) struct Coordinator {
 
 /// A message for the coordinator.
 enum Incoming {
+    Control(Control),
     Urgent(RunUrgent),
+    /// Work of the device with this label has stalled.
+    Stalled(Error, String),
     Stage(RunMessage),
     Request(RequestMessage),
     /// A deadline has passed.
@@ -157,18 +123,17 @@ fn copies(rows: &[f32], vocabulary: usize) -> Vec<Vec<f32>> {
 
 impl Coordinator {
     /// Runs until the pipeline stops. If this thread panics, which is a bug, the run ends and every remaining
-    /// sequence receives an error. Returns the watch, because the devices may still have work.
-    pub(super) fn serve(mut self) -> Watch {
+    /// sequence receives an error.
+    pub(super) fn serve(mut self) {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             let error = Error::protocol("the coordinator panicked");
             self.clients.drain().for_each(|(_, client)| client.end(Reply::Failed(error.clone())));
-            self.stop_devices();
         }
+        self.detach();
         // A sender that sees `ended` rejects the remaining requests itself. Setting `ended` first ensures
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests, &self.waiting);
-        self.watch
     }
 
     fn work(&mut self) {
@@ -177,11 +142,15 @@ impl Coordinator {
             let next = next.or_else(|| self.before_sleep()).or_else(|| self.sleep());
             let Some(incoming) = next else { return };
             match incoming {
-                Incoming::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
+                Incoming::Control(Control::Stop) => return self.handle(RunEvent::Stop),
+                Incoming::Control(Control::Attach(attached)) => self.attach(*attached),
+                Incoming::Control(Control::GiveUp) => self.give_up(),
                 Incoming::Urgent(RunUrgent::Failed(error)) => {
-                    let error = self.attribute(error);
-                    self.handle(RunEvent::Failed { error });
+                    let attached = self.attached.as_ref();
+                    let attributed = attached.map(|attached| attached.attribute(error));
+                    attributed.into_iter().for_each(|(error, device)| self.failed(error, device));
                 }
+                Incoming::Stalled(error, device) => self.failed(error, Some(device)),
                 Incoming::Stage(RunMessage::Return(returned)) => self.handle(RunEvent::Return(returned)),
                 Incoming::Stage(RunMessage::Downloaded) => self.catch_up(),
                 Incoming::Request(RequestMessage::Cancel { sequence }) => {
@@ -201,12 +170,50 @@ impl Coordinator {
         }
     }
 
+    /// Goes on with loaded stages in place of the lost ones.
+    fn attach(&mut self, attached: Attached) {
+        let shape = Box::new(attached.run.clone());
+        (self.attached, self.lost) = (Some(attached), None);
+        self.handle(RunEvent::Restarted { shape });
+    }
+
+    /// Stops the stages, and forgets them. What they still send does not arrive.
+    fn detach(&mut self) {
+        if let Some(attached) = self.attached.take() {
+            attached.stop_devices();
+            Stages::lock(&self.stages).watch = Some(attached.watch);
+        }
+    }
+
+    /// Interrupts the run after the failure of a device, if its stages can be replaced. Otherwise ends the run.
+    fn failed(&mut self, error: Error, device: Option<String>) {
+        let recovery = self.recovery.clone().filter(|_| !self.core.has_ended());
+        let (Some(recovery), Some(device)) = (recovery, device) else {
+            return self.handle(RunEvent::Failed { error });
+        };
+        tracing::debug!(device, %error, "the run is interrupted");
+        self.detach();
+        self.lost = Some(error.clone());
+        self.handle(RunEvent::Interrupted);
+        if recovery.send(Interruption { error, device }).is_err() {
+            self.give_up();
+        }
+    }
+
+    /// Ends an interrupted run. Later failures end the run too.
+    fn give_up(&mut self) {
+        self.recovery = None;
+        if let Some(error) = self.lost.take() {
+            self.handle(RunEvent::Failed { error });
+        }
+    }
+
     /// Arms the progress notice and then checks for messages again. The last stage puts the `Return` message
     /// of a micro-batch into the quiet queue before the point of the micro-batch passes. So if this check
     /// finds that the point has passed, it also finds the return. Otherwise the notice wakes this thread
     /// later.
     fn before_sleep(&mut self) -> Option<Incoming> {
-        self.ends.iter().for_each(|ends| ends.notice.arm());
+        self.attached.iter().flat_map(|attached| &attached.ends).for_each(|ends| ends.notice.arm());
         self.catch_up();
         self.publish();
         self.poll()
@@ -219,7 +226,10 @@ impl Coordinator {
     }
 
     fn poll(&self) -> Option<Incoming> {
-        match self.inbox.poll() {
+        if let Ok(control) = self.controls.try_recv() {
+            return Some(Incoming::Control(control));
+        }
+        match self.attached.as_ref().and_then(Attached::poll) {
             Some(mailbox::Envelope::Urgent(urgent)) => Some(Incoming::Urgent(urgent)),
             Some(mailbox::Envelope::Normal(message)) => Some(Incoming::Stage(message)),
             None => self.requests.try_recv().ok().map(Incoming::Request),
@@ -251,7 +261,7 @@ impl Coordinator {
 
     /// Returns the time between two checks for stalled work. `None` without micro-batches in flight.
     fn tick(&self) -> Option<Duration> {
-        self.watch.tick().filter(|_| self.core.is_busy())
+        self.attached.as_ref()?.watch.tick().filter(|_| self.core.is_busy())
     }
 
     /// Checks for stalled work if the thread has been busy since the latest check was due.
@@ -263,13 +273,16 @@ impl Coordinator {
     /// Returns a failure if work has stalled.
     fn stalled(&mut self) -> Option<Incoming> {
         self.checked_ns = Timing::now_ns();
-        let error = self.watch.stalled(Instant::now())?;
-        Some(Incoming::Urgent(RunUrgent::Failed(error)))
+        let (error, device) = self.attached.as_mut()?.watch.stalled(Instant::now())?;
+        Some(Incoming::Stalled(error, device))
     }
 
     fn receive(&self, limit: Option<Duration>) -> Awaited<Incoming> {
-        let (stages, urgent) = self.inbox.waking_queues();
+        let (no_stages, no_urgent) = (never(), never());
+        let queues = self.attached.as_ref().map(|attached| attached.inbox.waking_queues());
+        let (stages, urgent) = queues.unwrap_or((&no_stages, &no_urgent));
         select_biased! {
+            recv(self.controls) -> message => found(message.map(Incoming::Control)),
             recv(urgent) -> message => found(message.map(Incoming::Urgent)),
             recv(stages) -> message => found(message.map(Incoming::Stage)),
             recv(self.requests) -> message => found(message.map(Incoming::Request)),
@@ -280,7 +293,10 @@ impl Coordinator {
     /// Reports the value of the download timeline of each path's last stage to the core if it has changed.
     fn catch_up(&mut self) {
         for path in Path::ALL {
-            let Some(ends) = self.ends.get_mut(path as usize) else { return };
+            let attached = self.attached.as_mut();
+            let Some(ends) = attached.and_then(|attached| attached.ends.get_mut(path as usize)) else {
+                return;
+            };
             let value = ends.last.value();
             if value > ends.progress {
                 ends.progress = value;
@@ -313,9 +329,7 @@ impl Coordinator {
     fn act(&mut self, action: RunAction) -> Result<()> {
         match action {
             RunAction::Enter { path, micro_batch } => {
-                let (device, stage) = self.ends[path as usize].first;
-                let event = StageEvent::HandOff { micro_batch };
-                return self.actors[device].send(DeviceMessage::Event { stage, event });
+                return self.attached.as_ref().map_or(Ok(()), |attached| attached.enter(path, micro_batch));
             }
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
@@ -333,7 +347,7 @@ impl Coordinator {
                 self.pending.news.push((sequence, Reply::Finished(finished)));
             }
             RunAction::Fail { sequence, error } => self.pending.news.push((sequence, Reply::Failed(error))),
-            RunAction::Stop => self.stop_devices(),
+            RunAction::Stop => self.attached.iter().for_each(Attached::stop_devices),
         }
         Ok(())
     }
@@ -341,9 +355,12 @@ impl Coordinator {
     /// Reads the logits of a micro-batch. Samples tokens from them, or delivers them to the client. Skips
     /// items whose results no longer count.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
-        let (whole, all, places) = (batch.whole_rows(), batch.logit_rows(), self.logits.places);
+        let attached = self.attached.as_ref();
+        let logits = attached.map(|attached| &attached.logits);
+        let logits = logits.ok_or_else(|| Error::protocol("the logits of lost stages are read"))?;
+        let (whole, all, places) = (batch.whole_rows(), batch.logit_rows(), logits.places);
         let [rows, records] = [places.whole(batch.credit, whole), places.picks(batch.credit, whole..all)];
-        let (rows, records) = (self.logits.read(rows)?, self.logits.read(records)?);
+        let (rows, records) = (logits.read(rows)?, logits.read(records)?);
         let not_aligned = || Error::protocol("the logits are not aligned to floats");
         let logits = rows.floats().ok_or_else(not_aligned)?;
         let records = records.floats().ok_or_else(not_aligned)?.as_chunks::<RECORD_WORDS>().0;
@@ -387,8 +404,10 @@ impl Coordinator {
     fn count(&mut self) {
         self.now_ns = Timing::now_ns();
         // The record of the other path ignores the micro-batch.
-        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, self.now_ns));
-        self.pending.collected.drain(..).for_each(returns);
+        let ends = self.attached.as_ref().map_or(&[][..], |attached| &attached.ends);
+        for id in self.pending.collected.drain(..) {
+            ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, self.now_ns));
+        }
         let counts = self.core.counts();
         let waiting = (u64::from(counts.waiting), counts.waiting_tokens);
         self.waiting.replace(std::mem::replace(&mut self.received, waiting), waiting);
@@ -416,33 +435,6 @@ impl Coordinator {
         }
     }
 
-    fn stop_devices(&self) {
-        self.actors.iter().for_each(|actor| actor.send_urgent(DeviceUrgent::Stop));
-    }
-
-    /// Attributes an error to the device and the stage on which it began. Another stage may report the error
-    /// first, because that stage waited for a point of the failed device. If a copy of activations has failed,
-    /// names its edge. If the stage is unknown, names all stages of the device.
-    fn attribute(&self, error: Error) -> Error {
-        let (reporter, cause, is_known) = match &error {
-            Error::Stage { stage, cause, .. } => (*stage, cause, true),
-            Error::Device { stages, cause, .. } => (stages[0], cause, false),
-            _ => return error,
-        };
-        let began = cause.culprit().filter(|id| self.devices.iter().any(|(other, _)| other == id));
-        let id = began.unwrap_or(self.devices[reporter as usize].0);
-        let cause = cause.root().clone();
-        // All calls on a lost device return the loss, whichever stage makes them.
-        let is_own = is_known && began.is_none() && !matches!(cause, ragtag_hal::Error::Lost { .. });
-        if let Some(error) = self.watch.failed(id, &cause, is_own.then_some(reporter)) {
-            return error;
-        }
-        let stages = (0..).zip(&self.devices).filter(|(_, (other, _))| *other == id);
-        let stages = if is_own { vec![reporter] } else { stages.map(|(stage, _)| stage).collect() };
-        let device = self.devices[stages[0] as usize].1.clone();
-        Error::of_device(stages, device, cause)
-    }
-
     fn publish(&self) {
         let counts = self.core.counts();
         self.stats().counts = counts;
@@ -456,64 +448,31 @@ impl Coordinator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::Lanes;
-    use crate::core::{Limits, MicroBatchId, Prompt, Return, RunShape, Want};
-    use crate::mailbox::mailbox;
+    use crate::core::{MicroBatchId, Prompt, Return, Want};
     use crate::message::RunAddress;
     use crate::runtime::Flow;
-    use crossbeam_channel::never;
-    use ragtag_graph::execution::{Chunks, KvUse};
-    use ragtag_hal::{QueueKind, TimelineId};
+    use crate::runtime::attached::tests::attached;
+    use ragtag_hal::Timeline;
 
     /// Returns a coordinator of a pipeline whose stages are on these devices, the address of its mailbox, and
     /// the download timeline of the last stage.
     fn coordinator(devices: &[u16]) -> (Coordinator, RunAddress, Arc<Timeline>) {
-        let run = RunShape {
-            stages: 1,
-            decode_groups: 2,
-            credits: 2,
-            context: 16,
-            vocabulary: 4,
-            has_picks: false,
-            chunks: Chunks::fixed(4),
-            max_rows: 4,
-            max_logit_rows: 1,
-            max_sequences: 1,
-            kv_blocks: 8,
-            kv_use: KvUse::default(),
-            limits: Limits::default(),
-            kv_ring: None,
-            prefill_from: None,
-            recompute_at: None,
-        };
-        let results = ResultPlaces { row_bytes: 16, rows: 1, has_picks: false };
-        let layout = Layout { run, weight_bytes: 0, results, passing_blocks: 1 };
-        let (address, inbox) = mailbox(Lanes::of_run(2));
-        let (actor, _) = mailbox(Lanes::of_device(2, 1, false, [(None, None)]));
-        let last = Timeline::new(TimelineId { device: DeviceId(0), queue: QueueKind::Download });
-        let labels: Vec<_> = devices.iter().map(|device| format!("made-up:{device}")).collect();
+        let (attached, address, last) = attached(devices);
         let coordinator = Coordinator {
-            core: RunCore::new(layout.run.clone()).unwrap(),
-            inbox,
+            core: RunCore::new(attached.run.clone()).unwrap(),
+            attached: Some(attached),
+            stages: Arc::default(),
+            recovery: None,
+            lost: None,
+            controls: never(),
             requests: never(),
             waiting: Arc::default(),
             received: (0, 0),
             ended: Arc::default(),
-            actors: vec![actor],
-            ends: vec![PathEnds {
-                first: (0, 0),
-                last: Arc::clone(&last),
-                notice: Notice::default(),
-                progress: 0,
-                token_return: Transfers::default(),
-            }],
-            devices: devices.iter().copied().map(DeviceId).zip(labels).collect(),
-            logits: Logits::new(&layout).unwrap(),
             clients: FxHashMap::default(),
             stats: Arc::default(),
             pending: Pending::default(),
             anticipation: Anticipation::default(),
-            watch: Watch::new(Vec::new(), [], Vec::new(), None),
             checked_ns: 0,
             now_ns: 0,
         };
@@ -563,8 +522,8 @@ mod tests {
             coordinator.handle(RunEvent::Return(returned));
         }
         // A device still writes the logits of the second micro-batch.
-        let region = Arc::clone(&coordinator.logits.region);
-        let written = coordinator.logits.places.whole(1, 1);
+        let region = Arc::clone(&coordinator.attached.as_ref().unwrap().logits.region);
+        let written = coordinator.attached.as_ref().unwrap().logits.places.whole(1, 1);
         let written = region.write(written.start as usize..written.end as usize).unwrap();
         last.advance(2);
         coordinator.catch_up();
@@ -577,23 +536,5 @@ mod tests {
         };
         assert_ne!(one, other);
         assert_eq!(coordinator.stats().new_tokens, 1);
-    }
-
-    #[test]
-    fn a_failure_names_the_device_on_which_it_began_and_all_stages_that_may_have_failed() {
-        use ragtag_hal::Error as DeviceError;
-        let (coordinator, ..) = coordinator(&[0, 1, 0]);
-        let lost = DeviceError::Lost { cause: "unplugged".into() };
-        let on = |stage, device: &str, cause| Error::Stage { stage, device: device.into(), cause };
-        let both = coordinator.attribute(Error::of_device(vec![0, 2], "made-up:0".into(), lost.clone()));
-        assert_eq!(both.to_string(), "stages 0, 2 on made-up:0: device lost: unplugged");
-        // The stage that meets the loss need not be the one whose work was lost.
-        assert_eq!(coordinator.attribute(on(2, "made-up:0", lost.clone())), both);
-        let point = TimelineId { device: DeviceId(0), queue: QueueKind::Download }.at(3);
-        let waited = DeviceError::Poisoned { point, cause: Box::new(lost.clone()) };
-        assert_eq!(coordinator.attribute(on(1, "made-up:1", waited)), both);
-        assert_eq!(coordinator.attribute(on(1, "made-up:1", lost.clone())), on(1, "made-up:1", lost));
-        let refused = on(2, "made-up:0", DeviceError::Api { call: "launch".into(), code: 7 });
-        assert_eq!(coordinator.attribute(refused.clone()), refused);
     }
 }

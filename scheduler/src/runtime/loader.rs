@@ -11,14 +11,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Starts the actors and waits until all have loaded their stages. After a failure, all threads have ended.
+/// Starts the actors and waits until all have loaded their stages. `abort` ends loading early. After a failure, all threads have ended.
 pub(super) fn start(
     specs: Vec<ActorSpec>,
     addresses: &[DeviceAddress],
     total_bytes: u64,
+    abort: Arc<AtomicBool>,
     progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
 ) -> Result<Vec<DeviceThread>> {
-    let (abort, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let done = Arc::<AtomicU64>::default();
     let (ready, loaded) = bounded(specs.len());
     let mut threads = Vec::new();
     let mut outcome = Ok(());

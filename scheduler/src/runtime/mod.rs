@@ -4,41 +4,41 @@
 //! own mailbox. `wiring` connects the threads, and `loader` starts them. This module does not depend on the
 //! decisions of the cores or on the work of the devices.
 
+mod attached;
 mod coordinator;
 mod loader;
 mod passages;
+mod recovery;
 mod request;
 mod shared_weights;
 mod spec;
+mod stages;
 mod threads;
 mod wiring;
 
+pub use recovery::{Interruption, Recovery};
 pub use request::{Busy, Flow, Job, Reply, ReplySink, Request, StopRule};
 pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT};
 
 use crate::actor::StageReport;
-use crate::capacity::Lanes;
 use crate::core::{Limits, Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::Result;
-use crate::mailbox::{LINGER, mailbox};
-use crate::message::{DeviceAddress, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
-use crate::trace::{Trace, TraceSink};
-use crate::transfers::{EdgeReport, Transfers};
-use crate::watch::Watch;
-use coordinator::{Coordinator, Logits, Pending, refuse};
+use crate::mailbox::LINGER;
+use crate::trace::Trace;
+use crate::transfers::EdgeReport;
+use coordinator::{Coordinator, Pending, refuse};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::{Anticipation, Timing};
 use ragtag_transfer::Routes;
-use request::{Client, Picker, RequestMessage, Waiting};
+use request::{Client, Control, Picker, RequestMessage, Waiting};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use spec::Layout;
+use stages::{Stages, load};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use threads::{DeviceThread, spawn};
-use wiring::{Wired, connect};
+use threads::spawn;
 
 /// Counts, times and load of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,23 +83,18 @@ pub struct Pipeline {
     /// late requests.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
-    run: RunAddress,
-    coordinator: Option<JoinHandle<Watch>>,
-    /// Addresses of the devices' mailboxes.
-    addresses: Vec<DeviceAddress>,
-    actors: Vec<DeviceThread>,
+    controls: Sender<Control>,
+    coordinator: Option<JoinHandle<()>>,
+    stages: Arc<Mutex<Stages>>,
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
-    reports: Vec<Arc<Mutex<StageReport>>>,
-    /// Transfer records of the edges, followed by that of the token return.
-    crossings: Vec<Transfers>,
-    /// Sink of the trace. It is kept here so that the trace stays available after the actors have ended.
-    sink: TraceSink,
 }
 
 impl std::fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline").field("stages", &self.reports.len()).finish_non_exhaustive()
+        f.debug_struct("Pipeline")
+            .field("stages", &Stages::lock(&self.stages).latest().count())
+            .finish_non_exhaustive()
     }
 }
 
@@ -114,62 +109,68 @@ impl Pipeline {
         options: &PipelineOptions,
         progress: impl Fn(LoadProgress) + Send + Sync + 'static,
     ) -> Result<Self> {
-        let layout = Layout::new(&pipeline, options)?;
-        let core = RunCore::new(layout.run.clone())?;
-        let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
-        let sink = TraceSink::new(options.trace_spans);
-        let logits = Logits::new(&layout)?;
-        let wired = connect(pipeline, options, &layout, &run, &logits, &sink)?;
-        let Wired { actors: specs, addresses, reports, devices, ends, crossings, watch } = wired;
+        Self::start_with(pipeline, options, progress, None).map(|(pipeline, _)| pipeline)
+    }
 
-        let actors = loader::start(specs, &addresses, layout.weight_bytes, Arc::new(progress))?;
+    /// Starts a pipeline like [`start`](Self::start). The failure of a device does not end the run, but interrupts it until
+    /// the [`Recovery`] replaces the stages. Requests wait until then.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub fn start_recoverable(
+        pipeline: PipelineSpec,
+        options: &PipelineOptions,
+        progress: impl Fn(LoadProgress) + Send + Sync + 'static,
+    ) -> Result<(Self, Recovery)> {
+        let (sender, interruptions) = unbounded();
+        let (pipeline, controls) = Self::start_with(pipeline, options, progress, Some(sender))?;
+        let stages = Arc::clone(&pipeline.stages);
+        Ok((pipeline, Recovery { interruptions, controls, stages }))
+    }
 
+    /// Starts a pipeline that reports failures of devices to `recovery`. Also returns the sender of the recovery's answers.
+    fn start_with(
+        pipeline: PipelineSpec,
+        options: &PipelineOptions,
+        progress: impl Fn(LoadProgress) + Send + Sync + 'static,
+        recovery: Option<Sender<Interruption>>,
+    ) -> Result<(Self, Sender<Control>)> {
+        let (attached, loaded) = load(pipeline, options, Arc::default(), progress)?;
         let (requests, request_inbox) = unbounded();
-        let waiting = Arc::<Waiting>::default();
-        let ended = Arc::<AtomicBool>::default();
-        let stats = Arc::new(Mutex::new(PipelineStats::default()));
-        for ends in &ends {
-            let moved = run.clone();
-            ends.notice.listen(&ends.last, move || drop(moved.send(RunMessage::Downloaded)), |_| {});
-        }
+        let (controls, control_inbox) = unbounded();
+        let mut pipeline = Self {
+            requests,
+            waiting: Arc::default(),
+            limits: options.limits,
+            leftovers: request_inbox.clone(),
+            ended: Arc::default(),
+            controls: controls.clone(),
+            coordinator: None,
+            stages: Arc::new(Mutex::new(Stages::new(loaded))),
+            next_sequence: AtomicU64::new(0),
+            stats: Arc::default(),
+        };
         let coordinator = Coordinator {
-            core,
-            inbox: run_inbox,
-            requests: request_inbox.clone(),
-            waiting: Arc::clone(&waiting),
+            core: RunCore::new(attached.run.clone())?,
+            attached: Some(attached),
+            stages: Arc::clone(&pipeline.stages),
+            recovery,
+            lost: None,
+            controls: control_inbox,
+            requests: request_inbox,
+            waiting: Arc::clone(&pipeline.waiting),
             received: (0, 0),
-            ended: Arc::clone(&ended),
-            actors: addresses.clone(),
-            ends,
-            devices,
-            logits,
+            ended: Arc::clone(&pipeline.ended),
             clients: FxHashMap::default(),
-            stats: Arc::clone(&stats),
+            stats: Arc::clone(&pipeline.stats),
             pending: Pending::default(),
             anticipation: Anticipation::lingering(LINGER),
-            watch,
             checked_ns: 0,
             now_ns: 0,
         };
-        let mut pipeline = Self {
-            requests,
-            waiting,
-            limits: options.limits,
-            leftovers: request_inbox,
-            ended,
-            run,
-            coordinator: None,
-            addresses,
-            actors,
-            next_sequence: AtomicU64::new(0),
-            stats,
-            reports,
-            crossings,
-            sink,
-        };
         // If this fails, dropping the pipeline stops the devices.
         pipeline.coordinator = Some(spawn(move || coordinator.serve())?);
-        Ok(pipeline)
+        Ok((pipeline, controls))
     }
 
     /// Submits a request without blocking. All its results arrive at its reply sink. If the pipeline rejects
@@ -243,20 +244,18 @@ impl Pipeline {
         }
     }
 
-    /// Returns the current counts, times and load of the pipeline.
+    /// Returns the current counts, times and load of the pipeline. Those of stages and edges begin anew when a
+    /// [`Recovery`] replaces the stages.
     pub fn stats(&self) -> PipelineStats {
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        stats.stages = self.reports.iter().map(report).collect();
-        stats.edges = self.crossings.iter().map(Transfers::report).collect();
-        stats.routes = self.crossings.iter().filter_map(Transfers::routes).collect();
-        stats.token_return = stats.edges.pop().unwrap_or_default();
+        Stages::lock(&self.stages).latest().report(&mut stats);
         stats
     }
 
-    /// Returns the trace recorded so far. The last few submissions of each stage may be missing.
+    /// Returns the trace recorded so far. The last few submissions of each stage may be missing. It begins anew when a
+    /// [`Recovery`] replaces the stages.
     pub fn trace(&self) -> Trace {
-        self.sink.snapshot()
+        Stages::lock(&self.stages).latest().sink.snapshot()
     }
 
     /// Stops the pipeline and ends all of its threads. Unfinished sequences are cancelled.
@@ -271,11 +270,9 @@ impl Pipeline {
 
     /// Stops the threads. Returns the labels of the devices that were left behind.
     fn stop(&mut self) -> Vec<String> {
-        self.run.send_urgent(RunUrgent::Stop);
-        let watch = self.coordinator.take().and_then(|thread| thread.join().ok());
-        // The coordinator has stopped the devices, unless it could not start.
-        self.addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
-        threads::end(std::mem::take(&mut self.actors), watch)
+        let _ = self.controls.send(Control::Stop);
+        let _ = self.coordinator.take().map(JoinHandle::join);
+        Stages::close(&self.stages)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::core::{Finished, Priority, Prompt, RunEvent, Sample, SequenceId};
 use crate::error::{Error, Refusal};
+use crate::runtime::attached::Attached;
 use crate::sampling::Picks;
 use crate::sampling::shaping::LogProbabilities;
 use std::any::Any;
@@ -133,6 +134,16 @@ pub(super) enum RequestMessage {
     Cancel { sequence: SequenceId },
     /// Resume a paused sequence.
     Resume { sequence: SequenceId },
+}
+
+/// Urgent messages to the coordinator from the owner of the pipeline, and from its recovery.
+pub(super) enum Control {
+    /// Stop the pipeline.
+    Stop,
+    /// Go on with these stages.
+    Attach(Box<Attached>),
+    /// End the run if it is interrupted, and at the next failure: nothing replaces lost stages.
+    GiveUp,
 }
 
 /// Number of waiting requests and of their tokens: those in the channel to the coordinator and those that are

@@ -9,7 +9,7 @@ use crate::copies::{Copies, FileReads, WatchedDevice};
 use crate::error::{Error, Result};
 use crate::mailbox::{Mailbox, Notice, mailbox};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress};
-use crate::runtime::coordinator::{Logits, PathEnds};
+use crate::runtime::attached::{Logits, PathEnds};
 use crate::runtime::passages::{Passages, Reach};
 use crate::runtime::shared_weights::shared_pages;
 use crate::runtime::spec::{Layout, PipelineOptions, PipelineSpec};

@@ -5,6 +5,7 @@
 mod failures;
 mod loading;
 mod reading;
+mod recovery;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;

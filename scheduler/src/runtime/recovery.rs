@@ -1,0 +1,71 @@
+//! Recovery from the failure of a device: the owner of a [`Recovery`] loads other stages, and the sequences of the pipeline
+//! go on. The coordinator, the requests and their samplers stay.
+
+use crate::error::{Error, Result};
+use crate::runtime::request::Control;
+use crate::runtime::spec::{LoadProgress, PipelineOptions, PipelineSpec};
+use crate::runtime::stages::{Stages, load};
+use crossbeam_channel::{Receiver, Sender};
+use std::sync::{Arc, Mutex};
+
+/// Failure of a device that has interrupted a pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interruption {
+    /// Error of the run. Without a recovery, the run ends with it.
+    pub error: Error,
+    /// Label of the device that has failed.
+    pub device: String,
+}
+
+/// Replaces the stages of a pipeline after the failure of a device. [`Pipeline::start_recoverable`](crate::Pipeline) returns
+/// it. Without its answer, an interrupted pipeline waits. Once it is dropped, failures end the run.
+pub struct Recovery {
+    pub(super) interruptions: Receiver<Interruption>,
+    pub(super) controls: Sender<Control>,
+    pub(super) stages: Arc<Mutex<Stages>>,
+}
+
+impl Recovery {
+    /// Waits until a device fails. Returns `None` when the pipeline has stopped.
+    pub fn wait(&self) -> Option<Interruption> {
+        self.interruptions.recv().ok()
+    }
+
+    /// Waits until the threads of the failed pipeline have ended and freed the memory of their devices. Leaves a device
+    /// behind that hangs, as [`Pipeline::shutdown`](crate::Pipeline::shutdown) does. Returns the labels of these devices.
+    pub fn clear(&self) -> Vec<String> {
+        Stages::end(&self.stages)
+    }
+
+    /// Loads other stages, and lets the sequences go on with them. The stages must return logits of the same vocabulary.
+    /// A sequence that does not fit them fails with [`Refusal::NoLongerFits`](crate::Refusal::NoLongerFits) or
+    /// [`Refusal::TooManyBlocks`](crate::Refusal::TooManyBlocks).
+    ///
+    /// # Errors
+    /// Those of [`Pipeline::start`](crate::Pipeline::start), after which other stages may be loaded. [`Error::Stopped`] if the
+    /// pipeline has been shut down.
+    pub fn restart(
+        &self,
+        pipeline: PipelineSpec,
+        options: &PipelineOptions,
+        progress: impl Fn(LoadProgress) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let abort = Stages::begin(&self.stages)?;
+        let (attached, loaded) = load(pipeline, options, abort, progress)?;
+        Stages::replace(&self.stages, loaded)?;
+        let _ = self.controls.send(Control::Attach(Box::new(attached)));
+        Ok(())
+    }
+}
+
+impl Drop for Recovery {
+    fn drop(&mut self) {
+        let _ = self.controls.send(Control::GiveUp);
+    }
+}
+
+impl std::fmt::Debug for Recovery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recovery").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,151 @@
+//! Loaded stages, as the users of a pipeline see them: how they load and end, and their statistics.
+
+use crate::actor::StageReport;
+use crate::capacity::Lanes;
+use crate::error::{Error, Result};
+use crate::mailbox::mailbox;
+use crate::message::{DeviceAddress, DeviceUrgent, RunMessage, RunUrgent};
+use crate::runtime::attached::{Attached, Logits};
+use crate::runtime::spec::{Layout, LoadProgress, PipelineOptions, PipelineSpec};
+use crate::runtime::threads::{self, DeviceThread};
+use crate::runtime::wiring::{Wired, connect};
+use crate::runtime::{PipelineStats, loader};
+use crate::trace::TraceSink;
+use crate::transfers::Transfers;
+use crate::watch::Watch;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The stages of a pipeline, which others may replace.
+#[derive(Default)]
+pub(super) struct Stages {
+    loaded: Loaded,
+    /// Watch over the work of the threads, once the coordinator has stopped them.
+    pub(super) watch: Option<Watch>,
+    /// Aborts the stages that are loading.
+    abort: Arc<AtomicBool>,
+    is_closed: bool,
+}
+
+/// Threads and records of loaded stages.
+#[derive(Default)]
+pub(super) struct Loaded {
+    /// Addresses of the devices' mailboxes.
+    addresses: Vec<DeviceAddress>,
+    actors: Vec<DeviceThread>,
+    reports: Vec<Arc<Mutex<StageReport>>>,
+    /// Transfer records of the edges, followed by that of the token return.
+    crossings: Vec<Transfers>,
+    /// Sink of the trace. It is kept here so that the trace stays available after the actors have ended.
+    pub(super) sink: TraceSink,
+}
+
+/// Loads all stages in parallel, and returns when all are ready. After a failure, all threads have ended.
+pub(super) fn load(
+    pipeline: PipelineSpec,
+    options: &PipelineOptions,
+    abort: Arc<AtomicBool>,
+    progress: impl Fn(LoadProgress) + Send + Sync + 'static,
+) -> Result<(Attached, Loaded)> {
+    let layout = Layout::new(&pipeline, options)?;
+    layout.run.check()?;
+    let (run, inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
+    let sink = TraceSink::new(options.trace_spans);
+    let logits = Logits::new(&layout)?;
+    let wired = connect(pipeline, options, &layout, &run, &logits, &sink)?;
+    let Wired { actors, addresses, reports, devices, ends, crossings, watch } = wired;
+    let actors = loader::start(actors, &addresses, layout.weight_bytes, abort, Arc::new(progress))?;
+    for ends in &ends {
+        let moved = run.clone();
+        ends.notice.listen(&ends.last, move || drop(moved.send(RunMessage::Downloaded)), |_| {});
+    }
+    let run = layout.run;
+    let attached = Attached { run, inbox, actors: addresses.clone(), ends, devices, logits, watch };
+    Ok((attached, Loaded { addresses, actors, reports, crossings, sink }))
+}
+
+impl Loaded {
+    /// Returns the number of stages.
+    pub(super) fn count(&self) -> usize {
+        self.reports.len()
+    }
+
+    /// Adds the statistics of the stages and edges.
+    pub(super) fn report(&self, stats: &mut PipelineStats) {
+        let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        stats.stages = self.reports.iter().map(report).collect();
+        stats.edges = self.crossings.iter().map(Transfers::report).collect();
+        stats.routes = self.crossings.iter().filter_map(Transfers::routes).collect();
+        stats.token_return = stats.edges.pop().unwrap_or_default();
+    }
+
+    /// Stops the threads and waits until they have ended. Returns the labels of the devices that were left behind.
+    fn end(&mut self, watch: Option<Watch>) -> Vec<String> {
+        // The coordinator has stopped the devices, unless it could not start.
+        self.addresses.drain(..).for_each(|address| address.send_urgent(DeviceUrgent::Stop));
+        threads::end(std::mem::take(&mut self.actors), watch)
+    }
+}
+
+impl Stages {
+    pub(super) fn new(loaded: Loaded) -> Self {
+        Self { loaded, ..Self::default() }
+    }
+
+    pub(super) fn lock(stages: &Mutex<Self>) -> MutexGuard<'_, Self> {
+        stages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the stages that were loaded last. They may have ended.
+    pub(super) fn latest(&self) -> &Loaded {
+        &self.loaded
+    }
+
+    /// Ends the loaded stages. Returns the labels of the devices that were left behind.
+    pub(super) fn end(stages: &Mutex<Self>) -> Vec<String> {
+        let (mut threads, watch) = Self::lock(stages).take();
+        threads.end(watch)
+    }
+
+    /// Ends the loaded stages. No other ones replace them any more.
+    pub(super) fn close(stages: &Mutex<Self>) -> Vec<String> {
+        {
+            let mut stages = Self::lock(stages);
+            stages.is_closed = true;
+            stages.abort.store(true, Ordering::Relaxed);
+        }
+        Self::end(stages)
+    }
+
+    /// Takes the threads, and leaves the records.
+    fn take(&mut self) -> (Loaded, Option<Watch>) {
+        let Loaded { addresses, actors, .. } = &mut self.loaded;
+        let (addresses, actors) = (std::mem::take(addresses), std::mem::take(actors));
+        (Loaded { addresses, actors, ..Loaded::default() }, self.watch.take())
+    }
+
+    /// Returns the flag that aborts the stages that are about to load.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the pipeline has been shut down.
+    pub(super) fn begin(stages: &Mutex<Self>) -> Result<Arc<AtomicBool>> {
+        let mut stages = Self::lock(stages);
+        stages.abort = Arc::default();
+        if stages.is_closed { Err(Error::Stopped) } else { Ok(Arc::clone(&stages.abort)) }
+    }
+
+    /// Puts loaded stages in the place of those that have ended.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the pipeline has been shut down. The stages have ended then.
+    pub(super) fn replace(stages: &Mutex<Self>, mut loaded: Loaded) -> Result<()> {
+        let mut stages = Self::lock(stages);
+        if stages.is_closed {
+            drop(stages);
+            loaded.end(None);
+            return Err(Error::Stopped);
+        }
+        stages.loaded = loaded;
+        Ok(())
+    }
+}
