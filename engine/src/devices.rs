@@ -18,6 +18,7 @@ use ragtag_scheduler::weight_staging_bytes;
 use ragtag_transfer::Route;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::sync::Arc;
 
 /// Options for probing and selecting devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,16 +87,17 @@ const USABLE_SHARE: f64 = 0.95;
 /// Reciprocal of the maximum fraction of a CPU device's threads that [`spare_threads`] reserves.
 const SPARED_SHARE: u32 = 8;
 
-/// Detected and selected devices. None of them is open. An engine opens its devices when it starts.
+/// Detected and selected devices. None of them is open. An engine opens its devices when it starts, and when it recovers.
+#[derive(Clone)]
 pub struct Devices {
-    backends: Backends,
+    backends: Arc<Backends>,
     report: Report,
     choice: Choice,
     caps: MemoryCaps,
     plan_options: PlanDeviceOptions,
     throttles: Vec<ThrottleSpec>,
     limits: Limits,
-    check: Box<Check<'static>>,
+    check: Arc<Check<'static>>,
     /// Number of changes of the ledger of claimed memory before the drivers were probed.
     changes: u64,
 }
@@ -181,8 +183,9 @@ impl Devices {
             cpu_devices: options.cpu_devices.max(1),
             threads: options.cpu_threads,
         };
-        let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
+        let check = Arc::new(|_: &Adapter, device| Ok(Checked::new(device)));
         let limits = Limits::default();
+        let backends = Arc::new(backends);
         Ok(Self { backends, report, choice, caps, plan_options, throttles, limits, check, changes })
     }
 
@@ -201,6 +204,18 @@ impl Devices {
         let mut helped = Self::resolve(&options, |_, _, _| self.report.clone())?;
         (helped.choice.requested, helped.choice.source) = (self.choice.requested, self.choice.source);
         Ok(Self { limits: self.limits, check: self.check, changes: self.changes, ..helped })
+    }
+
+    /// Adds the CPU to the devices of the selection `auto`. Returns `None` for other selections, and if the CPU is one of
+    /// the devices.
+    pub(crate) fn joined_by_cpu(&self) -> Option<Self> {
+        let cpus = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
+        let cpus: Vec<_> = cpus.filter(|cpu| !self.labels().contains(&cpu.label())).cloned().collect();
+        (self.choice.requested == "auto" && !cpus.is_empty()).then(|| {
+            let mut devices = self.clone();
+            devices.choice.selected.extend(cpus);
+            devices
+        })
     }
 
     /// Probes every backend and returns the report. Ignores the device selection in `options`.
@@ -235,7 +250,7 @@ impl Devices {
         mut self,
         check: impl Fn(&Adapter, Box<dyn Device>) -> ragtag_hal::Result<Checked> + Send + Sync + 'static,
     ) -> Self {
-        self.check = Box::new(check);
+        self.check = Arc::new(check);
         self
     }
 

@@ -1,28 +1,23 @@
 //! The engine executes a plan. It opens devices, compiles segments, loads weights and starts the actors.
 
-use crate::calibrate::Topology;
-use crate::devices::{Devices, StageDevices};
-use crate::error::{Error, Result};
-use crate::held::HeldPipeline;
+use crate::devices::Devices;
+use crate::error::Result;
+use crate::held::{Current, HeldPipeline};
 use crate::model::Model;
+use crate::planner::Planner;
+use crate::prepared::{Options, Prepared};
+use crate::recovery::{OnRecovery, RecoveryState, Supervised};
 use crate::session::Session;
-use crate::stage::{FileWeights, StageInfo, compute_timeout, longest_computation, lowering};
+use crate::stage::StageInfo;
 use crate::trace::Trace;
-use crate::trust;
-use ragtag_hal::Device;
-use ragtag_planner::plan::{Plan, PlanStage};
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::core::Limits;
-use ragtag_scheduler::{
-    Pipeline, PipelineOptions, PipelineSpec, PipelineStats, STALL_TIMEOUT, StageReport, StageSpec,
-};
+use ragtag_scheduler::{Pipeline, PipelineStats, StageReport};
 use ragtag_transfer::Routes;
 use serde::Serialize;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Maximum number of spans that an engine records in its trace.
-const TRACE_SPANS: usize = 1 << 20;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Callback for loading progress. It receives the number of weight bytes loaded so far and the total number
 /// to load.
@@ -44,12 +39,12 @@ pub struct EngineOptions {
     /// prefill stage end the run. Plans count the memory for the checksums if
     /// [`Planner::verify_transfers`](crate::Planner::verify_transfers) is set.
     pub verify_transfers: bool,
-    /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
+    /// Time after which a copy that does not complete counts as the failure of its device. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.
     pub stall_timeout: Option<Duration>,
     /// Limits of the requests that wait. [`Session::try_generate`](crate::Session::try_generate) refuses a request beyond them.
     pub limits: Limits,
-    /// Time after which a computation that does not complete ends the run. It starts when the device has completed
+    /// Time after which a computation that does not complete counts as the failure of its device. It starts when the device has completed
     /// the previous computation. `None` selects 20 times the predicted time of the stage's longest computation, at
     /// least 10 seconds and `stall_timeout`, and 10 times these on a CPU or an emulated device. Zero disables the limit.
     /// So does `None` if `stall_timeout` is zero.
@@ -61,23 +56,11 @@ pub struct EngineOptions {
     /// Cache folder for the outcomes of self-tests. The default is that of
     /// [`CalibrationOptions::folder`](crate::CalibrationOptions::folder).
     pub cache_folder: Option<PathBuf>,
-}
-
-/// Engine options that remain usable after a failed start. Starting an engine only borrows these options,
-/// whereas it would consume [`EngineOptions`].
-pub(crate) struct Options {
-    /// The options without the callback. A `stall_timeout` of `None` disables the limit.
-    given: EngineOptions,
-    progress: Arc<Mutex<Option<Progress>>>,
-}
-
-impl From<EngineOptions> for Options {
-    fn from(mut given: EngineOptions) -> Self {
-        let progress = Arc::new(Mutex::new(given.progress.take()));
-        let stall_timeout = given.stall_timeout.unwrap_or(STALL_TIMEOUT);
-        given.stall_timeout = Some(stall_timeout).filter(|limit| !limit.is_zero());
-        Self { given, progress }
-    }
+    /// Maximum number of recoveries within an hour. After the failure of a device, a recovery plans for the other devices,
+    /// loads the stages, and lets all requests go on. With 0, the default, the failure of a device ends the run.
+    pub max_recoveries: u32,
+    /// Callback for news about recoveries.
+    pub on_recovery: Option<OnRecovery>,
 }
 
 /// Result and cost of verified transfers since the engine started.
@@ -110,11 +93,8 @@ pub struct Shutdown {
 #[derive(Debug)]
 pub struct Engine {
     model: Model,
-    plan: Arc<Plan>,
-    stages: Vec<StageInfo>,
     pipeline: Arc<HeldPipeline>,
-    /// Time at which the stages were loaded, if transfers are verified.
-    verified_since: Option<Instant>,
+    verifies_transfers: bool,
 }
 
 impl Engine {
@@ -131,97 +111,61 @@ impl Engine {
         plan: &Plan,
         options: EngineOptions,
     ) -> Result<Self> {
-        Self::start_with(model, devices, plan, &options.into())
+        let options = options.into();
+        let planner = || Planner::like(model, devices, plan, &options);
+        Self::start_with(model, devices, plan, &options, planner)
     }
+
+    /// Starts an engine that runs `plan`. After the failure of a device, it plans with `planner`.
 
     pub(crate) fn start_with(
         model: &Model,
         devices: &Devices,
         plan: &Plan,
         options: &Options,
+        planner: impl FnOnce() -> Planner,
     ) -> Result<Self> {
-        let Options { given: options, progress } = options;
-        let lowering = lowering(plan, options.all_logits);
-        let label = |stage: &PlanStage| stage.device.clone();
-        let labels: Vec<String> = plan.stages.iter().map(label).collect();
-        let prefill = plan.prefill_stage.as_ref();
-        let graph = model.graph().with_granularity(plan.model.granularity);
-        let prefill_label = prefill.map(|prefill| label(&prefill.stage));
-        let all: Vec<&PlanStage> = plan.all_stages().collect();
-        let compile = |stage: &&PlanStage| {
-            let adapter = devices.selected_adapter(&stage.device)?.clone();
-            let compiled = ragtag_graph::compile(&graph, stage.segments.range(), &lowering, &adapter.caps);
-            let compiled = compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
-            Ok((adapter, compiled))
-        };
-        let compiled = all.iter().map(compile).collect::<Result<Vec<_>>>()?;
-        if !options.no_self_test {
-            trust::check(devices, &compiled, options.cache_folder.clone())?;
-        }
-        let claim = devices.claim(plan);
-        let StageDevices { devices: opened, hosts } = devices.open_stages(&labels, prefill_label)?;
-        let topology = Topology::new("/");
-        let ends = hosts[..labels.len()].windows(2).map(|pair| [&opened[pair[0]].0, &opened[pair[1]].0]);
-        let ring_cores = ends.map(|ends| topology.ring_cores(ends)).collect();
-        let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        for ((stage, device), (adapter, compiled)) in all.into_iter().zip(hosts).zip(compiled) {
-            let segments = stage.segments.range();
-            let longest = longest_computation(plan, stage);
-            let timeouts = (options.compute_timeout, options.stall_timeout);
-            let compute_timeout = compute_timeout(timeouts, longest, adapter.kind);
-            stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
-            let weights = Box::new(FileWeights::new(model, &compiled));
-            let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
-            let arenas = stage.arenas.map(|count| count as usize);
-            let from_file = stage.from_file.iter().map(|&segment| segment as usize).collect();
-            let resident = StageSpec::new(device, compiled, weights);
-            specs.push(StageSpec { streamed, arenas, from_file, longest, compute_timeout, ..resident });
-        }
-        let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
-        let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
-        run.kv_use = plan.kv_use;
-        run.chunks = plan.chunks();
-        run.prefill_from = prefill.as_ref().map_or(1, |(from_tokens, _)| *from_tokens);
-        run.routes = plan.routes();
-        run.ring_cores = ring_cores;
-        run.decode_groups = plan.decode_groups;
-        run.credits = plan.credits;
-        run.slots = plan.slots;
-        run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
-        (run.verify_transfers, run.stall_timeout) = (options.verify_transfers, options.stall_timeout);
-        run.limits = options.limits;
-        let progress = Arc::clone(progress);
-        let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
-        let spec = PipelineSpec { devices, stages: specs, prefill: prefill.map(|(_, stage)| stage) };
-        let pipeline = Pipeline::start(spec, &run, move |loaded| {
-            let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(report) = progress.as_mut() {
-                report(loaded.done_bytes, loaded.total_bytes);
+        let Prepared { spec, run, stages, claim } = Prepared::new(model, devices, plan, options)?;
+        let (pipeline, recovery) = match options.max_recoveries {
+            0 => (Pipeline::start(spec, &run, options.loading())?, None),
+            _ => {
+                let (pipeline, recovery) = Pipeline::start_recoverable(spec, &run, options.loading())?;
+                (pipeline, Some(recovery))
             }
-        })?;
+        };
         claim.allocated();
-        let pipeline = Arc::new(HeldPipeline { pipeline, _claim: claim });
-        let (model, plan) = (model.clone(), Arc::new(plan.clone()));
-        let verified_since = options.verify_transfers.then(Instant::now);
-        Ok(Self { model, plan, stages, pipeline, verified_since })
+        let current = Current::new(plan, stages, claim);
+        let supervisor = recovery.and_then(|recovery| {
+            let (model, devices, current) = (model.clone(), devices.clone(), Arc::clone(&current));
+            let options = options.clone();
+            Supervised { recovery, model, devices, planner: planner(), options, current }.start()
+        });
+        let pipeline = Arc::new(HeldPipeline { pipeline, supervisor, current });
+        Ok(Self { model: model.clone(), pipeline, verifies_transfers: options.verify_transfers })
     }
 
     /// Creates a session. An engine can have any number of sessions at the same time.
     pub fn session(&self) -> Session {
-        Session::new(self.model.clone(), Arc::clone(&self.plan), Arc::clone(&self.pipeline))
+        Session::new(self.model.clone(), Arc::clone(&self.pipeline))
     }
 
-    /// Returns the plan that the engine executes.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
+    /// Returns the plan that the engine executes. A recovery replaces it.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.pipeline.plan()
     }
 
-    /// Returns the stages in pipeline order. If the plan has a prefill stage, it is the last.
-    pub fn stages(&self) -> &[StageInfo] {
-        &self.stages
+    /// Returns the stages in pipeline order. If the plan has a prefill stage, it is the last. A recovery replaces them.
+    pub fn stages(&self) -> Arc<[StageInfo]> {
+        Arc::clone(&self.pipeline.current().stages)
     }
 
-    /// Returns the statistics of all stages, all edges and the token return since the engine started.
+    /// Returns the state of the recovery from failures of devices.
+    pub fn recovery(&self) -> RecoveryState {
+        self.pipeline.current().recovery.clone()
+    }
+
+    /// Returns the statistics of all stages, all edges and the token return since the engine started. Those of stages,
+    /// edges and the token return begin anew at each recovery.
     pub fn stats(&self) -> PipelineStats {
         self.pipeline.stats()
     }
@@ -238,10 +182,11 @@ impl Engine {
         self.pipeline.stats().routes
     }
 
-    /// Returns the result and the cost of verified transfers since the engine started. They may not yet
+    /// Returns the result and the cost of verified transfers since the engine started or recovered. They may not yet
     /// include the last few micro-batches. Returns `None` unless [`EngineOptions::verify_transfers`] was set.
     pub fn verified_transfers(&self) -> Option<VerifiedTransfers> {
-        let elapsed_us = self.verified_since?.elapsed().as_secs_f64() * 1e6;
+        let since = self.verifies_transfers.then(|| self.pipeline.current().since)?;
+        let elapsed_us = since.elapsed().as_secs_f64() * 1e6;
         let reports = self.stage_reports();
         let counts = || reports.iter().map(|report| report.counts.verification);
         let waited_us = counts().map(|counts| counts.waited_ns as f64 / 1e3).sum();
@@ -253,10 +198,10 @@ impl Engine {
         })
     }
 
-    /// Returns the trace of every queue since the engine started. The trace is empty unless
+    /// Returns the trace of every queue since the engine started or recovered. The trace is empty unless
     /// [`EngineOptions::trace`] was set.
     pub fn trace(&self) -> Trace {
-        Trace::new(self.pipeline.trace(), &self.stages)
+        Trace::new(self.pipeline.trace(), &self.stages())
     }
 
     /// Stops the pipeline and returns its trace. If sessions or streams still exist, the pipeline runs until
@@ -266,13 +211,15 @@ impl Engine {
     /// Waits for work in flight, but not for a device that makes no progress for 0.8 s and for twice the predicted time.
     /// Such a device keeps its memory until it has finished its work.
     pub fn shutdown(self) -> Shutdown {
-        let (spans, left) = match Arc::try_unwrap(self.pipeline) {
+        let (spans, left, current) = match Arc::try_unwrap(self.pipeline) {
             Ok(held) => {
                 let report = held.pipeline.shutdown();
-                (report.trace, report.left)
+                drop(held.supervisor);
+                (report.trace, report.left, held.current)
             }
-            Err(shared) => (shared.trace(), Vec::new()),
+            Err(shared) => (shared.trace(), Vec::new(), Arc::clone(&shared.current)),
         };
-        Shutdown { trace: Trace::new(spans, &self.stages), left }
+        let stages = Arc::clone(&Current::lock(&current).stages);
+        Shutdown { trace: Trace::new(spans, &stages), left }
     }
 }

@@ -1,5 +1,5 @@
 //! Starts an engine, and replans if a device has less memory than it reports, cannot be opened, or computes wrong
-//! values in its self-test.
+//! values in its self-test. Recoveries replan in the same way.
 //!
 //! A device may have less usable memory than it reports because other programs or the driver use part of it,
 //! or because it is fragmented. After a failed allocation, Ragtag frees everything that it has loaded, and
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_planner::plan::{Plan, PlanStage};
-use ragtag_scheduler::RefusedMemory;
+use ragtag_scheduler::{Error as RunError, RefusedMemory};
 use std::collections::HashMap;
 
 /// Number of failed allocations on one device after which Ragtag gives up. After the first failure, the next
@@ -53,40 +53,96 @@ impl Engine {
         options: EngineOptions,
         mut less: impl FnMut(&Error, &Planner, &Plan),
     ) -> Result<Self> {
-        let (mut planner, mut plan, options) = (planner.clone(), plan.clone(), options.into());
-        let mut refusals: HashMap<String, u32> = HashMap::new();
-        let mut first: Option<Error> = None;
+        let (mut fitting, options) = (Fitting::starting(planner.clone(), plan.clone()), options.into());
         loop {
-            let error = match Self::start_with(model, devices, &plan, &options) {
+            let planner = || fitting.planner.clone();
+            let error = match Self::start_with(model, devices, &fitting.plan, &options, planner) {
                 Ok(engine) => return Ok(engine),
                 Err(error) => error,
             };
-            let next = match &error {
-                Error::Device { device, cause } => {
-                    tracing::warn!(device, %cause, "cannot open the device");
-                    planner = planner.exclude(device);
-                    planner.plan().ok()
-                }
-                Error::Untrusted { device, .. } if !devices.is_named(device) => {
-                    tracing::debug!(device, "leaving the device out");
-                    planner = planner.exclude(device);
-                    planner.plan().ok()
-                }
-                Error::Run(cause) if let Some(refused) = cause.refused_memory() => {
-                    let count = refusals.entry(refused.device.into()).or_default();
-                    *count += 1;
-                    log_refusal(&refused);
-                    let believed = *count == 1 && refused.is_plausible();
-                    planner = planner.holding_at_most(refused.device, most_bytes(&refused, believed, &plan));
-                    if *count < REFUSALS { planner.smaller_than(&plan).ok() } else { None }
-                }
-                _ => return Err(error),
-            };
-            let Some(next) = next else { return Err(first.unwrap_or(error)) };
-            less(&error, &planner, &next);
-            plan = next;
-            first.get_or_insert(error);
+            fitting.next(devices, error)?;
+            less(fitting.latest(), &fitting.planner, &fitting.plan);
         }
+    }
+}
+
+/// Plans that replace each other until one can be started.
+pub(crate) struct Fitting {
+    planner: Planner,
+    pub(crate) plan: Plan,
+    /// Whether the engine has run before. Then no choice of the user prevents a plan.
+    recovers: bool,
+    /// Number of failed allocations on each device.
+    refusals: HashMap<String, u32>,
+    /// The errors so far.
+    errors: Vec<Error>,
+}
+
+impl Fitting {
+    fn starting(planner: Planner, plan: Plan) -> Self {
+        Self { planner, plan, recovers: false, refusals: HashMap::new(), errors: Vec::new() }
+    }
+
+    /// Begins with a plan for an engine that recovers.
+    pub(crate) fn recovering(planner: Planner, plan: Plan) -> Self {
+        Self { recovers: true, ..Self::starting(planner, plan) }
+    }
+
+    pub(crate) fn planner(&self) -> &Planner {
+        &self.planner
+    }
+
+    /// Returns the error of the last failed start. There must be one.
+    fn latest(&self) -> &Error {
+        &self.errors[self.errors.len() - 1]
+    }
+
+    /// Replaces the plan after a failed start with this error.
+    ///
+    /// # Errors
+    /// Returns the first error if there is no other plan, or this error if no other plan helps.
+    pub(crate) fn next(&mut self, devices: &Devices, error: Error) -> Result<()> {
+        let next = match &error {
+            Error::Device { device, cause } => {
+                tracing::warn!(device, %cause, "cannot open the device");
+                self.without(&device.clone())
+            }
+            Error::Untrusted { device, .. } if self.recovers || !devices.is_named(device) => {
+                tracing::debug!(device, "leaving the device out");
+                self.without(&device.clone())
+            }
+            Error::Run(cause) if let Some(refused) = cause.refused_memory() => self.smaller(&refused),
+            Error::Run(RunError::Stage { device, .. } | RunError::Device { device, .. }) if self.recovers => {
+                self.without(&device.clone())
+            }
+            _ => return Err(error),
+        };
+        self.errors.push(error);
+        self.plan = next.ok_or_else(|| self.errors.swap_remove(0))?;
+        Ok(())
+    }
+
+    /// Excludes a device, and returns a plan without it.
+    fn without(&mut self, device: &str) -> Option<Plan> {
+        let planner = self.planner.clone();
+        if !self.recovers {
+            self.planner = planner.exclude(device);
+            return self.planner.plan().ok();
+        }
+        let (planner, plan) = planner.avoiding(&[device.to_owned()]).near(&self.plan).ok()?;
+        self.planner = planner;
+        Some(plan)
+    }
+
+    /// Limits the memory of the device whose allocation has failed, and returns a plan for it.
+    fn smaller(&mut self, refused: &RefusedMemory<'_>) -> Option<Plan> {
+        let count = self.refusals.entry(refused.device.into()).or_default();
+        *count += 1;
+        log_refusal(refused);
+        let (believed, is_last) = (*count == 1 && refused.is_plausible(), *count >= REFUSALS);
+        let most = most_bytes(refused, believed, &self.plan);
+        self.planner = self.planner.clone().holding_at_most(refused.device, most);
+        if is_last { None } else { self.planner.smaller_than(&self.plan).ok() }
     }
 }
 

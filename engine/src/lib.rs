@@ -56,6 +56,8 @@ mod ledger;
 mod model;
 pub mod npy;
 mod planner;
+mod prepared;
+mod recovery;
 mod running;
 mod session;
 mod simulate;
@@ -101,6 +103,7 @@ pub use ragtag_scheduler::{
     Error as RunError, LogProbabilities, Refusal, Sampling, Shaping, Span, SpanKind, TokenLogProbability,
     TokenMask, compare,
 };
+pub use recovery::{MAX_RECOVERIES, OnRecovery, RecoveryNews, RecoveryState};
 pub use session::{
     Event, Generation, LogitStream, MaskSource, Prompt, Reason, Session, Summary, TokenStream,
 };

@@ -9,6 +9,7 @@ use crate::defaults::{DEFAULT_CHUNK, OTHER_CHUNKS, SLOTS};
 use crate::devices::{Devices, staged_route};
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::prepared::Options;
 use ragtag_graph::execution::{Chunks, Eviction, KvUse, Reserve};
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
 use ragtag_hal::Adapter;
@@ -540,6 +541,73 @@ impl Planner {
     /// Returns the descriptions of devices and links from which the planner predicts times.
     pub fn facts(&self) -> (&[DeviceFacts], &Links) {
         (&self.devices, &self.links)
+    }
+
+    /// Returns a planner for the selected devices, with the settings of `plan` and no placement.
+    pub(crate) fn like(model: &Model, devices: &Devices, plan: &Plan, options: &Options) -> Self {
+        let planner = Self::new(model).devices(devices).granularity(plan.model.granularity);
+        let planner = planner.context(plan.context).sequences(plan.sequences).chunk(plan.chunk);
+        let limits = PlanLimits {
+            logit_rows: if options.all_logits { u32::MAX } else { plan.sequences },
+            verified: options.verify_transfers,
+            kv_use: plan.kv_use,
+            kv: plan.kv,
+            activations: plan.activations,
+            slots: plan.slots,
+            ..planner.limits
+        };
+        Self { limits, ..planner }
+    }
+
+    /// Plans for the memory that is free now. Adds the selected devices that the planner does not know.
+    pub(crate) fn with_free_memory(mut self, devices: &Devices) -> Self {
+        let process_bytes = devices.process_bytes(&self.model);
+        for now in devices.facts_beside(process_bytes) {
+            match self.devices.iter_mut().find(|facts| facts.label == now.label) {
+                Some(facts) => facts.memory_bytes = now.memory_bytes,
+                None => self.devices.push(now),
+            }
+        }
+        self.host_memory_bytes = devices.host_memory_bytes(process_bytes);
+        self
+    }
+
+    /// Forgets devices, a split that names one of them, and their pins. If the plan does not fit without an excluded
+    /// device, the error would name the exclusion.
+    pub(crate) fn avoiding(mut self, devices: &[String]) -> Self {
+        let is_named = |split: &Split| split.parts.iter().any(|part| devices.contains(&part.device));
+        self.split = self.split.filter(|split| !is_named(split));
+        self.constraints.pins.retain(|pin| !devices.contains(&pin.device));
+        self.devices.retain(|facts| !devices.contains(&facts.label));
+        self
+    }
+
+    /// Describes the parts of the placement that `used` does not have.
+    pub(crate) fn ignored(&self, used: &Self) -> Option<String> {
+        let has_less = self.split.is_some() > used.split.is_some()
+            || self.constraints.pins.len() > used.constraints.pins.len();
+        has_less.then(|| "the split or a pin names the device, and does not apply".to_owned())
+    }
+
+    /// Makes a plan that is close to `before`: with its context and its prefill chunk, if they fit. Otherwise, the
+    /// planner chooses the chunk, and then also the context. Returns the plan with the planner that has made it.
+    pub(crate) fn near(&self, before: &Plan) -> Result<(Self, Plan)> {
+        let context = Some(before.context);
+        let same = PlanLimits { context, chunk: before.chunk, ..self.limits };
+        let chunk = PlanLimits { context, ..self.limits };
+        let free = PlanLimits { context: None, kv_blocks: None, kv_memory_bytes: None, ..self.limits };
+        let same = Self { limits: same, chunk_given: true, ..self.clone() };
+        let others =
+            [chunk, free].map(|limits| Self { limits, chunk_given: false, chunks: None, ..self.clone() });
+        let mut last = None;
+        for planner in [same].into_iter().chain(others).filter(|planner| !planner.devices.is_empty()) {
+            match planner.plan() {
+                Ok(plan) => return Ok((planner, plan)),
+                Err(error @ Error::Planner(_)) => last = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::Usage("no device is left".into())))
     }
 
     /// Limits the memory that plans may use on `device` to `bytes`.

@@ -7,7 +7,6 @@ use crate::model::Model;
 use crate::running::{Running, replies};
 use crate::stop::{Matched, StopMatcher, StopStrings};
 use ragtag_graph::TextStream;
-use ragtag_planner::plan::Plan;
 use ragtag_scheduler::core::{FinishReason, Finished, Priority, Sample, SequenceId};
 use ragtag_scheduler::{
     Job, LogProbabilities, Reply, Request, Sampler, Sampling, ShapedSampler, Shaping, StopRule, TokenMask,
@@ -247,13 +246,12 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub struct Session {
     model: Model,
-    plan: Arc<Plan>,
     pipeline: Arc<HeldPipeline>,
 }
 
 impl Session {
-    pub(crate) fn new(model: Model, plan: Arc<Plan>, pipeline: Arc<HeldPipeline>) -> Self {
-        Self { model, plan, pipeline }
+    pub(crate) fn new(model: Model, pipeline: Arc<HeldPipeline>) -> Self {
+        Self { model, pipeline }
     }
 
     pub(crate) fn vocabulary(&self) -> u32 {
@@ -383,8 +381,9 @@ impl Session {
     /// Returns [`Error::Run`] if the pipeline fails.
     pub async fn warmup(&self, prompt_tokens: u32) -> Result<()> {
         // All stages but the first use their slots in turn, and each slot has its own programs.
-        let new_tokens = self.plan.slots + 1;
-        let prefill = self.plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens);
+        let plan = self.pipeline.plan();
+        let new_tokens = plan.slots + 1;
+        let prefill = plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens);
         for prompt_tokens in [Some(prompt_tokens), prefill].into_iter().flatten() {
             self.rehearse(prompt_tokens, new_tokens).await?;
         }
@@ -396,7 +395,7 @@ impl Session {
     /// # Errors
     /// Returns [`Error::Run`] if the pipeline fails.
     pub async fn rehearse(&self, prompt_tokens: u32, new_tokens: u32) -> Result<()> {
-        let context = self.plan.context;
+        let context = self.pipeline.plan().context;
         let new_tokens = new_tokens.min(context / 2).max(1);
         // The ids do not affect the time. Id 0 is in every vocabulary.
         let ids = vec![0; prompt_tokens.min(context.saturating_sub(new_tokens)).max(1) as usize];

@@ -2,7 +2,7 @@
 
 use crate::http::Server;
 use crate::served::Served;
-use ragtag_engine::Engine;
+use ragtag_engine::{Engine, Plan};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -43,6 +43,8 @@ struct Shown {
     /// Number of pipelines so far. Counts of another pipeline start at 0, and it has another plan.
     run: u64,
     served: Weak<Served>,
+    /// The plan, which a recovery replaces.
+    plan: Option<Arc<Plan>>,
     samples: VecDeque<Sample>,
     compared: Option<(Instant, Value)>,
 }
@@ -67,11 +69,12 @@ pub(crate) async fn watch(server: Arc<Server>) {
 }
 
 impl Shown {
-    /// Starts again if this is another pipeline.
+    /// Starts again if this is another pipeline, or one that has recovered.
     fn show(&mut self, served: &Arc<Served>) {
-        let served = Arc::downgrade(served);
-        if !self.served.ptr_eq(&served) {
-            *self = Self { run: self.run + 1, served, ..Self::default() };
+        let (plan, served) = (served.engine.plan(), Arc::downgrade(served));
+        let is_same_plan = self.plan.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, &plan));
+        if !is_same_plan || !self.served.ptr_eq(&served) {
+            *self = Self { run: self.run + 1, served, plan: Some(plan), ..Self::default() };
         }
     }
 }
@@ -173,7 +176,8 @@ fn pipeline(server: &Server, name: &str, served: &Arc<Served>, since_ms: Option<
         "samples": samples,
     });
     if since_ms.is_none() {
-        let devices = engine.stages().iter().map(|stage| {
+        let stages = engine.stages();
+        let devices = stages.iter().map(|stage| {
             json!({
                 "name": stage.adapter.name,
                 "segments": [stage.segments.start, stage.segments.end - 1],
@@ -181,7 +185,7 @@ fn pipeline(server: &Server, name: &str, served: &Arc<Served>, since_ms: Option<
         });
         pipeline["devices"] = devices.collect();
         pipeline["split"] = plan.split().to_string().into();
-        pipeline["plan"] = json!(plan);
+        pipeline["plan"] = json!(*plan);
     }
     pipeline
 }

@@ -89,13 +89,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         .map(|(test, m)| (test.burst(parallel), m.median_tokens_per_s))
         .collect();
     let comparison = placed.planner.compare_since(&engine, &warm, &bursts)?;
-    compare::mend_profiles(&placed, engine.plan(), &comparison, &meter);
+    compare::mend_profiles(&placed, &engine.plan(), &comparison, &meter);
     let printed = if args.json {
         print_json(&json!({
             "model": model.name(),
             "file_bytes": model.file_bytes(),
             "parameters": model.graph().parameters(),
-            "plan": engine.plan(),
+            "plan": *engine.plan(),
             "sampling": args.sampling,
             "measurements": measurements,
             "comparison": comparison,

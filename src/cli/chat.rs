@@ -55,7 +55,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let usual = if args.model.path().is_none() { BUNDLED_TOKENS } else { ANSWER_TOKENS };
     generation.max_tokens = args.tokens.unwrap_or(usual);
     inform(&summary(&placed.plan));
-    let engine = placed.start(&model, args.transfers.options(false))?;
+    let engine = placed.start(&model, args.recovery.set(args.transfers.options(false)))?;
     let chat = Chat {
         dialogue,
         engine,

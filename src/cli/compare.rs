@@ -107,7 +107,7 @@ fn time(us: f64) -> String {
 /// Writes the HTML page of a comparison if `--html` is set. The engine must have recorded a trace.
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
-    let mut report = Report::new(engine.plan().clone());
+    let mut report = Report::new(Plan::clone(&engine.plan()));
     report.measured = Some(comparison.clone());
     report.timelines.extend(Gantt::of_trace(&engine.trace(), engine.plan().decode_rows).excerpts());
     write_file(path, pictures::html(&report).as_bytes())

@@ -47,7 +47,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
             "tokens": score.count,
             "chunks": pieces.len(),
             "ctx": context,
-            "plan": engine.plan(),
+            "plan": *engine.plan(),
             "verified_transfers": engine.verified_transfers(),
         }))
     } else {

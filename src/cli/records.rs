@@ -26,7 +26,8 @@ impl RecordArgs {
 /// Returns the device and the statistics of each stage, as JSON. The statistics contain counts, times and the
 /// use of buffer pools.
 pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
-    let reports = engine.stages().iter().zip(engine.stage_reports());
+    let stages = engine.stages();
+    let reports = stages.iter().zip(engine.stage_reports());
     reports.map(|(stage, report)| json!({ "device": stage.adapter.label(), "report": report })).collect()
 }
 
@@ -50,8 +51,8 @@ pub(super) fn receipt(
     devices: &Devices,
     engine: &Engine,
 ) -> std::result::Result<serde_json::Value, crate::Error> {
-    let stages: Vec<_> = engine
-        .stages()
+    let running = engine.stages();
+    let stages: Vec<_> = running
         .iter()
         .map(|stage| {
             json!({
@@ -67,8 +68,7 @@ pub(super) fn receipt(
             })
         })
         .collect();
-    let path: Vec<_> = engine
-        .stages()
+    let path: Vec<_> = running
         .iter()
         .map(|stage| {
             format!("{}({}-{})", stage.adapter.label(), stage.segments.start, stage.segments.end - 1)
@@ -88,6 +88,6 @@ pub(super) fn receipt(
         "verified_transfers": engine.verified_transfers(),
         "compute_path": path.join(" -> "),
         "stage_reports": stage_reports(engine),
-        "plan": engine.plan(),
+        "plan": *engine.plan(),
     }))
 }

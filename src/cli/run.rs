@@ -57,7 +57,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         }
     }
     let is_traced = args.records.trace.is_some() || args.comparison.html.is_some();
-    let options = || args.transfers.options(is_traced);
+    let options = || args.recovery.set(args.transfers.options(is_traced));
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
         block_on(warm_up(&engine, ids.len()))?;
@@ -71,7 +71,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let meter = Meter::start();
     let generated = block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&generated.summary))?;
-    compare::mend_profiles(&placed, engine.plan(), &comparison, &meter);
+    compare::mend_profiles(&placed, &engine.plan(), &comparison, &meter);
     let printed = if args.json {
         print_json(&json!({
             "text": generated.text,
@@ -79,7 +79,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "prompt_tokens": ids,
             "finish_reason": generated.summary.reason,
             "seed": generated.summary.seed,
-            "plan": engine.plan(),
+            "plan": *engine.plan(),
             "timings": generated.summary.timings(),
             "comparison": comparison,
             "replanned": replanned,

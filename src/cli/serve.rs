@@ -86,7 +86,7 @@ fn load(args: &ServeArgs, path: Option<&PathBuf>, template: Option<(String, Stri
         Ok(needs.workload)
     })?;
     inform(&summary(&placed.plan));
-    let mut start = args.transfers.options(false);
+    let mut start = args.recovery.set(args.transfers.options(false));
     start.all_logits = all_logits;
     start.limits = Limits { requests: args.queue, ..Limits::default() };
     let engine = placed.start(&model, start)?;

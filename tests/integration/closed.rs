@@ -62,7 +62,7 @@ fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<
         case.greedy_ids[..20],
         "the same tokens with every plan"
     );
-    Ok((engine.plan().clone(), given_up))
+    Ok((Plan::clone(&engine.plan()), given_up))
 }
 
 #[test]

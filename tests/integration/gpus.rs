@@ -287,7 +287,8 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
                 ..Setup::default()
             };
             let engine = support::engine(&checkpoint.models[0], &setup);
-            let kernels: Vec<_> = engine.stages().iter().flat_map(|stage| &stage.kernels).collect();
+            let stages = engine.stages();
+            let kernels: Vec<_> = stages.iter().flat_map(|stage| &stage.kernels).collect();
             for kernel in ["quantize/f16", "copy"] {
                 assert!(kernels.iter().any(|name| name.starts_with(kernel)), "{split}: {kernels:?}");
             }

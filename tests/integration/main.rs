@@ -38,6 +38,7 @@ mod models;
 mod pictures;
 mod pipelines;
 mod plan_api;
+mod recovery;
 mod requests;
 mod rope_lengths;
 mod row_lengths;

@@ -61,7 +61,7 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
         case.greedy_ids[..20],
         "the same tokens with every plan"
     );
-    (engine.plan().clone(), tried, first)
+    (Plan::clone(&engine.plan()), tried, first)
 }
 
 /// Returns the device memory of the stage that needs the most, in bytes.

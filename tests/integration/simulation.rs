@@ -43,7 +43,7 @@ fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
         assert_eq!(block_on(listen(stream)).unwrap().ids.len(), new as usize);
     }
     drop(session);
-    (engine.plan().clone(), engine.shutdown().trace)
+    (Plan::clone(&engine.plan()), engine.shutdown().trace)
 }
 
 /// Simulates `plan` under `load`, with the times that the run measured.

@@ -117,6 +117,7 @@ pub struct Setup<'a> {
     pub compute_timeout: Option<Duration>,
     /// Whether the engine opens each device only once, without a self-test before.
     pub no_self_test: bool,
+    pub max_recoveries: u32,
 }
 
 impl Default for Setup<'_> {
@@ -141,6 +142,7 @@ impl Default for Setup<'_> {
             stall_timeout: None,
             compute_timeout: None,
             no_self_test: false,
+            max_recoveries: 0,
         }
     }
 }
@@ -208,7 +210,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     (options.all_logits, options.trace) = (setup.all_logits, setup.trace);
     (options.verify_transfers, options.stall_timeout) = (setup.verify_transfers, setup.stall_timeout);
     options.compute_timeout = setup.compute_timeout;
-    options.no_self_test = setup.no_self_test;
+    (options.no_self_test, options.max_recoveries) = (setup.no_self_test, setup.max_recoveries);
     Engine::start_exact(model, devices, &plan, options)
 }
 

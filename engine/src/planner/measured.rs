@@ -86,7 +86,7 @@ impl Planner {
         before: &PipelineStats,
         bursts: &[(Burst, f64)],
     ) -> Result<Comparison> {
-        let measured = Measured::new(self, engine.plan(), since(before, &engine.stats()))?;
+        let measured = Measured::new(self, &engine.plan(), since(before, &engine.stats()))?;
         let of = measured.comparand(self);
         let mut comparison = Comparison::new(&of, &measured.stats);
         for (burst, tokens_per_s) in bursts {
@@ -105,7 +105,7 @@ impl Planner {
     /// # Errors
     /// Fails like [`Planner::plan`].
     pub fn replan(&self, engine: &Engine) -> Result<Option<Replanned>> {
-        self.replan_from(&Measured::new(self, engine.plan(), engine.stats())?)
+        self.replan_from(&Measured::new(self, &engine.plan(), engine.stats())?)
     }
 
     fn replan_from(&self, measured: &Measured) -> Result<Option<Replanned>> {

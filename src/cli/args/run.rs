@@ -4,8 +4,8 @@ use super::devices::DeviceArgs;
 use super::model::ModelArgs;
 use super::placement::{PlacementArgs, RequestArgs};
 use super::{MAX_TOKENS, choice};
-use crate::EngineOptions;
 use crate::cli::progress::loading;
+use crate::{EngineOptions, MAX_RECOVERIES};
 use clap::{ArgAction, Args};
 use ragtag_chat::Data;
 use std::path::PathBuf;
@@ -84,6 +84,8 @@ pub(crate) struct RunArgs {
     pub(crate) request: RequestArgs,
     #[command(flatten)]
     pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
+    pub(crate) recovery: RecoveryArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
@@ -192,6 +194,8 @@ pub(crate) struct ChatArgs {
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
+    pub(crate) recovery: RecoveryArgs,
 }
 
 #[derive(Debug, Args)]
@@ -267,6 +271,26 @@ impl TransferArgs {
         options.verify_transfers = self.verify_transfers;
         options.stall_timeout = Some(Duration::from_secs(self.stall_timeout));
         options.compute_timeout = self.compute_timeout.map(Duration::from_secs);
+        options
+    }
+}
+
+/// Recovery from the failure of a device.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Recovery")]
+pub(crate) struct RecoveryArgs {
+    /// End the run if a device fails. By default, the other devices go on with all requests.
+    #[arg(long, hide = true)]
+    pub(crate) no_recover: bool,
+    /// Maximum number of failures within an hour after which the other devices go on.
+    #[arg(long, value_name = "N", default_value_t = MAX_RECOVERIES, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true, conflicts_with = "no_recover", hide = true)]
+    pub(crate) max_recoveries: u32,
+}
+
+impl RecoveryArgs {
+    /// Sets the recovery of an engine.
+    pub(crate) fn set(self, mut options: EngineOptions) -> EngineOptions {
+        options.max_recoveries = if self.no_recover { 0 } else { self.max_recoveries };
         options
     }
 }

@@ -2,7 +2,7 @@
 
 use super::devices::DeviceArgs;
 use super::placement::{PlacementArgs, RequestArgs};
-use super::run::TransferArgs;
+use super::run::{RecoveryArgs, TransferArgs};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -96,6 +96,8 @@ pub(crate) struct ServeArgs {
     pub(crate) request: RequestArgs,
     #[command(flatten)]
     pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
+    pub(crate) recovery: RecoveryArgs,
 }
 
 impl ServeArgs {

@@ -10,7 +10,7 @@ use crate::cli::output::{inform, note};
 use crate::cli::plan_table::summary;
 use crate::cli::strict;
 use crate::files::{MAX_JSON_BYTES, read_text};
-use crate::{CheckedBlock, Devices, Engine, EngineOptions, Model, Planner};
+use crate::{CheckedBlock, Devices, Engine, EngineOptions, Model, Planner, RecoveryNews};
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{Fleet, Workload};
 use std::panic::resume_unwind;
@@ -39,6 +39,7 @@ impl Placed {
         let (trace, all_logits) = (options.trace, options.all_logits);
         let (verify_transfers, timeouts) =
             (options.verify_transfers, (options.stall_timeout, options.compute_timeout));
+        let (limits, max_recoveries) = (options.limits, options.max_recoveries);
         let error = match self.start_here(model, options) {
             Err(error @ Error::Library(crate::Error::Untrusted { .. }))
                 if self.devices.choice().requested == AUTO =>
@@ -55,6 +56,7 @@ impl Placed {
         (options.trace, options.all_logits) = (trace, all_logits);
         options.verify_transfers = verify_transfers;
         (options.stall_timeout, options.compute_timeout) = timeouts;
+        (options.limits, options.max_recoveries) = (limits, max_recoveries);
         self.start_here(model, options)
     }
 
@@ -62,6 +64,8 @@ impl Placed {
     fn start_here(&mut self, model: &Model, mut options: EngineOptions) -> Result<Engine> {
         options.no_self_test = self.placement.no_self_test;
         let is_strict = self.device_args.strict;
+        options.max_recoveries = if is_strict { 0 } else { options.max_recoveries };
+        options.on_recovery = Some(Box::new(|news| note(&of_recovery(news))));
         let Self { devices, planner, plan, file, .. } = self;
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
@@ -90,13 +94,13 @@ impl Placed {
                 note(&format!("{what}: {}", summary(next)));
                 known = bounded.clone();
             })?;
-        (*planner, *plan) = (known, engine.plan().clone());
+        (*planner, *plan) = (known, Plan::clone(&engine.plan()));
         Ok(engine)
     }
 
     /// Compares the first block of each stage with the CPU, and prints the errors to standard error.
     pub(crate) fn check_blocks(&self, model: &Model, engine: &Engine) -> Result<()> {
-        for block in crate::check_first_blocks(model, &self.devices, engine.plan())? {
+        for block in crate::check_first_blocks(model, &self.devices, &engine.plan())? {
             let CheckedBlock { stage, device, segment, keys_to, error, bound } = block;
             let keys = keys_to.map_or_else(String::new, |to| format!(" with keys and values for {to}"));
             inform(&format!(
@@ -105,6 +109,19 @@ impl Placed {
             ));
         }
         Ok(())
+    }
+}
+
+/// Describes news about a recovery.
+fn of_recovery(news: &RecoveryNews) -> String {
+    match news {
+        RecoveryNews::Lost { error, .. } => format!("warning: {error}; planning for the other devices"),
+        RecoveryNews::Recovered { plan, after, changes, .. } => {
+            let changes: String = changes.iter().map(|change| format!("; {change}")).collect();
+            format!("recovered after {:.1} s: {}{changes}", after.as_secs_f64(), summary(plan))
+        }
+        RecoveryNews::GivenUp { reason, .. } => format!("warning: cannot recover: {reason}"),
+        _ => String::new(),
     }
 }
 

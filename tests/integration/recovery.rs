@@ -1,0 +1,253 @@
+//! Recovery from failures of devices: the devices that are left go on, every request gets the tokens of a run without a
+//! failure, and only a request that no longer fits ends.
+
+use crate::gpus::compiles_anew;
+use crate::support::{
+    Checkpoint, SMALL, Said, Setup, block_on, devices, engine_on, greedy, listen, model_path, ragtag, within,
+};
+use ragtag::{Devices, Engine, EngineOptions, Error, Model, Planner, Prompt, RecoveryNews, Sampling};
+use ragtag_hal::{Checked, Faults};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::{Error as RunError, Refusal};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const MODEL: &str = "tales-bitnet-tq2_0";
+
+/// Returns the devices with faults. A device has them only when it is opened for the first time.
+fn faulty(devices: Devices, faults: &[(&str, Faults)]) -> Devices {
+    let faults: HashMap<String, Faults> =
+        faults.iter().map(|(label, faults)| ((*label).to_owned(), faults.clone())).collect();
+    let faults = Mutex::new(faults);
+    devices.checked_by(move |adapter, device| match faults.lock().unwrap().remove(&adapter.label()) {
+        Some(faults) => Checked::with_faults(device, faults),
+        None => Ok(Checked::new(device)),
+    })
+}
+
+/// Runs eight sequences of `count` tokens at once, whose prompts are parts of `ids`. Half of them are greedy, the others
+/// random. Returns their results.
+fn eight(engine: &Engine, ids: &[u32], count: u32) -> Vec<ragtag::Result<Said>> {
+    let session = engine.session();
+    let start = |at: usize| {
+        let mut generation = greedy(count);
+        if at % 2 == 1 {
+            generation.sampling = Sampling { seed: Some(at as u64), ..Sampling::default() };
+        }
+        let prompt = &ids[at % 3..ids.len() - at / 2];
+        listen(session.generate(Prompt::Tokens(prompt), &generation).unwrap())
+    };
+    let streams: Vec<_> = (0..8).map(start).collect();
+    streams.into_iter().map(block_on).collect()
+}
+
+fn tokens(results: Vec<ragtag::Result<Said>>) -> Vec<Vec<u32>> {
+    results.into_iter().map(|said| said.unwrap().ids).collect()
+}
+
+/// Returns the devices of the test: a device of each of two APIs, if there is a driver for it, and the CPU.
+fn labels() -> Vec<String> {
+    let found = Devices::probe(&ragtag::DeviceOptions::default()).unwrap();
+    let first = |backend: &str| {
+        let all = || found.report().adapters().filter(|adapter| adapter.backend == backend);
+        let adapter = all().find(|adapter| !compiles_anew(adapter)).or_else(|| all().next());
+        if adapter.is_none() {
+            test_support::skip!(test_support::driver(backend), "no device of {backend}");
+        }
+        adapter.map(ragtag_hal::Adapter::label)
+    };
+    ["vulkan", "opencl"].into_iter().filter_map(first).chain(["cpu:0".to_owned()]).collect()
+}
+
+/// Checks the loss of each of three devices at several moments, also by a computation that never ends.
+#[test]
+fn every_sequence_survives_the_loss_of_a_device() {
+    within(900, || {
+        let (checkpoint, labels) = (Checkpoint::open(SMALL), labels());
+        let (model, ids) = (&checkpoint.models[0], &checkpoint.ids);
+        let (selection, last) = (labels.join(","), labels.len() - 1);
+        let parts = labels.iter().enumerate().map(|(at, label)| match at == last {
+            true => format!("{}-5={label}", 2 * at),
+            false => format!("{}-{}={label}", 2 * at, 2 * at + 1),
+        });
+        let split = parts.collect::<Vec<_>>().join(",");
+        let setup = Setup {
+            devices: &selection,
+            split: Some(&split),
+            sequences: 8,
+            all_logits: false,
+            no_self_test: true,
+            max_recoveries: 8,
+            ..Setup::default()
+        };
+        let expected = tokens(eight(&engine_on(model, &setup, &devices(&setup)).unwrap(), ids, 24));
+        let at = |submission| Faults { losing_submission: Some(submission), ..Faults::default() };
+        let endless = Faults { endless_computation: Some(6), ..Faults::default() };
+        let mut recovered = 0;
+        for label in &labels {
+            for faults in [at(45), at(70), at(110), endless.clone()] {
+                let what = format!("{label}: {faults:?}");
+                let limit = faults.endless_computation.map(|_| Duration::from_secs(5));
+                let setup = Setup { compute_timeout: limit, ..setup.clone() };
+                let found = faulty(devices(&setup), &[(label, faults)]);
+                // A device that is lost while it loads is an error.
+                let Ok(engine) = engine_on(model, &setup, &found) else { continue };
+                assert_eq!(tokens(eight(&engine, ids, 24)), expected, "{what}");
+                let (state, plan) = (engine.recovery(), engine.plan());
+                println!("{what}: {state:?}, {}", plan.split());
+                if state.recoveries > 0 {
+                    recovered += 1;
+                    assert_eq!(state.lost.get(label), Some(&1), "{what}: {state:?}");
+                    assert!(
+                        plan.stages.iter().all(|stage| stage.device != *label),
+                        "{what}: {}",
+                        plan.split()
+                    );
+                    assert_eq!(engine.stages().len(), plan.stages.len());
+                    assert_eq!(tokens(eight(&engine, ids, 24)), expected, "{what}, afterwards");
+                }
+                engine.shutdown();
+            }
+        }
+        assert!(recovered >= 3 * labels.len(), "{recovered} recoveries");
+    });
+}
+
+/// Returns a setup with three CPU devices.
+fn three(max_recoveries: u32) -> Setup<'static> {
+    let split = Some("0-6=cpu:0,7=cpu:1,8-13=cpu:2");
+    let (all_logits, no_self_test) = (false, true);
+    Setup {
+        cpu_devices: 3,
+        split,
+        sequences: 8,
+        all_logits,
+        no_self_test,
+        max_recoveries,
+        ..Setup::default()
+    }
+}
+
+fn prompt(model: &Model) -> Vec<u32> {
+    let text = "Once upon a time there was a small house at the edge of the wood.";
+    model.tokenizer().unwrap().encode(text, true).unwrap()
+}
+
+/// Checks two losses after each other, which leave one device, and lower limits.
+#[test]
+fn recoveries_go_on_to_the_last_device_and_to_their_limit() {
+    within(300, || {
+        let model = Model::open(model_path(MODEL)).unwrap();
+        let ids = prompt(&model);
+        let sound = engine_on(&model, &three(0), &devices(&three(0))).unwrap();
+        let expected = tokens(eight(&sound, &ids, 60));
+        drop(sound);
+        for most in [2, 1, 0] {
+            // The first device is lost, and then the first one of the next pipeline.
+            let (setup, opened) = (three(most), Arc::new(Mutex::new(Vec::new())));
+            let labels = Arc::clone(&opened);
+            let found = devices(&setup).checked_by(move |adapter, device| {
+                let mut labels = labels.lock().unwrap();
+                labels.push(adapter.label());
+                let submission = match (labels.len(), adapter.label().as_str()) {
+                    (..=3, "cpu:0") => 120,
+                    (4, _) => 200,
+                    _ => return Ok(Checked::new(device)),
+                };
+                let lost = Faults { losing_submission: Some(submission), ..Faults::default() };
+                Checked::with_faults(device, lost)
+            });
+            let engine = engine_on(&model, &setup, &found).unwrap();
+            let results = eight(&engine, &ids, 60);
+            let state = engine.recovery();
+            println!("{most}: {state:?}, {}", engine.plan().split());
+            assert_eq!(state.recoveries, u64::from(most), "{state:?}");
+            if most == 2 {
+                assert_eq!(tokens(results), expected);
+                assert_eq!(engine.plan().stages.len(), 1, "{}", engine.plan().split());
+            } else {
+                // Some sequences may have ended before.
+                let device = opened.lock().unwrap()[if most == 1 { 3 } else { 0 }].clone();
+                let mut failed = 0;
+                for (result, expected) in results.into_iter().zip(&expected) {
+                    match result {
+                        Ok(said) => assert_eq!(said.ids, *expected),
+                        Err(Error::Run(RunError::Stage { device: named, .. })) if named == device => {
+                            failed += 1
+                        }
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+                assert!(failed > 0, "{state:?}");
+                assert_eq!(state.ended_by.is_some(), most > 0, "{state:?}");
+            }
+            engine.shutdown();
+        }
+    });
+}
+
+/// Checks that a shorter context ends only the sequences that exceed it.
+#[test]
+fn a_request_that_no_longer_fits_ends_alone() {
+    within(300, || {
+        let model = Model::open(model_path(MODEL)).unwrap();
+        let ids = prompt(&model);
+        let wanted = Setup { cpu_devices: 2, threads: 1, ..Setup::default() };
+        let planner = |found: &Devices| {
+            let planner = Planner::new(&model).devices(found).activations(Activations::F32).kv(KvType::F32);
+            planner.chunk(32).without_streaming().unexplained()
+        };
+        // One device holds the model with a context of 64, but not with one of 256.
+        let alone = devices(&Setup { cpu_devices: 1, ..wanted.clone() });
+        let bytes = |context| planner(&alone).context(context).plan().unwrap().stages[0].memory_bytes.total;
+        let cap = bytes(64).midpoint(bytes(256));
+        let mut options = ragtag::DeviceOptions::selecting("cpu").capping_memory(format!("cpu={cap}"));
+        (options.cpu_devices, options.cpu_threads) = (2, Some(1));
+        let found = Devices::probe(&options).unwrap();
+        let lost = Faults { losing_submission: Some(110), ..Faults::default() };
+        let found = faulty(found, &[("cpu:1", lost)]);
+        let mut options = EngineOptions::default();
+        (options.max_recoveries, options.no_self_test) = (8, true);
+        let news = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&news);
+        options.on_recovery = Some(Box::new(move |news| heard.lock().unwrap().push(news.clone())));
+        let engine = Engine::start(&model, &found, &planner(&found).context(256), options).unwrap();
+        assert_eq!(engine.plan().stages.len(), 2, "{}", engine.plan().split());
+        let session = engine.session();
+        let long: Vec<u32> = ids.iter().copied().cycle().take(220).collect();
+        let start = |prompt: &[u32], tokens| {
+            listen(session.generate(Prompt::Tokens(prompt), &greedy(tokens)).unwrap())
+        };
+        let (short, long) = (start(&ids, 30), start(&long, 30));
+        let short = block_on(short).unwrap();
+        let error = block_on(long).unwrap_err();
+        let Error::Run(RunError::Refused(Refusal::NoLongerFits { context, .. })) = error else {
+            panic!("{error:?}: {news:?}")
+        };
+        assert_eq!(context, engine.plan().context);
+        assert!((64..220).contains(&context), "{context}");
+        let news = news.lock().unwrap();
+        let [RecoveryNews::Lost { device, .. }, RecoveryNews::Recovered { changes, .. }] = &news[..] else {
+            panic!("{news:?}")
+        };
+        assert!(device == "cpu:1" && changes[0].starts_with("the context is "), "{changes:?}");
+        let sound = Engine::start(&model, &alone, &planner(&alone).context(256), EngineOptions::default());
+        let sound = sound.unwrap();
+        let stream = sound.session().generate(Prompt::Tokens(&ids), &greedy(30)).unwrap();
+        assert_eq!(short.ids, block_on(listen(stream)).unwrap().ids);
+    });
+}
+
+#[test]
+fn the_command_takes_one_policy() {
+    let refused = ragtag().args(["run", "--no-recover", "--max-recoveries", "3"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("--no-recover"),
+        "{}",
+        String::from_utf8_lossy(&refused.stderr)
+    );
+    let done = ragtag().args(["run", "--no-recover", "-p", "Once", "-n", "1", "-q"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+}
