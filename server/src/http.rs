@@ -235,7 +235,7 @@ impl Server {
     /// Returns why the server cannot answer, if it cannot.
     pub(crate) fn unhealthy(&self) -> Option<String> {
         let stopping = self.is_stopping.load(Ordering::Relaxed).then(|| "the server is stopping".to_owned());
-        stopping.or_else(|| self.models.failure())
+        stopping.or_else(|| self.models.outage())
     }
 }
 

@@ -9,7 +9,7 @@ use prometheus_client::registry::{Metric, Registry};
 use ragtag_engine::Engine;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -115,6 +115,8 @@ struct Gauges {
     kv_used: Family<Name, Gauge<f64, AtomicU64>>,
     preempted: Family<Name, Gauge>,
     loaded: Family<Name, Gauge>,
+    recoveries: Family<Name, Counter>,
+    lost: Family<Labels, Counter>,
 }
 
 fn histogram() -> Histogram {
@@ -278,11 +280,15 @@ impl Gauges {
                 "Sequences that gave up their blocks since the model was loaded",
                 Family::default(),
             ),
-            loaded: {
-                let loaded = Family::default();
-                registry.register("ragtag_model_loaded", "1 if the model is loaded", loaded.clone());
-                loaded
-            },
+            loaded: registered(registry, ["ragtag_model_loaded", "1 if the model is loaded"]),
+            recoveries: registered(
+                registry,
+                ["ragtag_recoveries", "Recoveries from failures of devices since the model was loaded"],
+            ),
+            lost: registered(
+                registry,
+                ["ragtag_devices_lost", "Failures of devices since the model was loaded, by device"],
+            ),
         }
     }
 
@@ -295,11 +301,24 @@ impl Gauges {
         self.kv_used.get_or_create(name).set(f64::from(used) / f64::from(blocks.max(1)));
         self.preempted.get_or_create(name).set(counts.preempted as i64);
         self.loaded.get_or_create(name).set(engine.is_some().into());
+        let recovery = engine.map(Engine::recovery).unwrap_or_default();
+        self.recoveries.get_or_create(name).inner().store(recovery.recoveries, Ordering::Relaxed);
+        for (device, count) in recovery.lost {
+            let [model] = name.clone();
+            self.lost.get_or_create(&[model, ("device", device)]).inner().store(count, Ordering::Relaxed);
+        }
     }
 }
 
 fn named(model: &str) -> Name {
     [("model_name", model.to_owned())]
+}
+
+/// Registers a metric with a name and a description.
+fn registered<M: Metric + Clone + Default>(registry: &mut Registry, [name, help]: [&str; 2]) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 /// Registers a metric under two names.

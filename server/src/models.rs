@@ -155,11 +155,11 @@ impl Entry {
         if may(&state, served) { state.served.take() } else { None }
     }
 
-    /// Returns why the model cannot answer, if it has failed.
-    fn failure(&self) -> Option<String> {
+    /// Returns why the model cannot answer, if it has failed or recovers from a failure.
+    fn outage(&self) -> Option<String> {
         let state = self.state();
         match &state.served {
-            Some(served) => served.failure().map(str::to_owned),
+            Some(served) => served.outage(),
             None => state.failure.as_ref().map(|(reason, _)| reason.clone()),
         }
     }
@@ -241,13 +241,13 @@ impl Models {
         loaded.max_by_key(|(used, ..)| *used).map(|(_, name, served)| (name, served))
     }
 
-    /// Returns why no model can answer, if all that were tried have failed.
-    pub(crate) fn failure(&self) -> Option<String> {
-        let is_well = |entry: &Arc<Entry>| entry.loaded().is_some_and(|served| served.failure().is_none());
+    /// Returns why no model can answer, if all that were tried have failed or recover from a failure.
+    pub(crate) fn outage(&self) -> Option<String> {
+        let is_well = |entry: &Arc<Entry>| entry.loaded().is_some_and(|served| served.outage().is_none());
         if self.entries.iter().any(is_well) {
             return None;
         }
-        self.entries.iter().find_map(|entry| entry.failure())
+        self.entries.iter().find_map(|entry| entry.outage())
     }
 
     /// Returns the model with this name, or the first one. Loads it if necessary, and waits for memory until models that
@@ -373,17 +373,17 @@ mod tests {
             used.failed(&Refusal::new(Kind::Unavailable, "lost"));
             // A failed pipeline is kept while an answer uses it.
             assert_eq!(models.get(None).await.unwrap().failure(), Some("lost"));
-            assert_eq!(models.failure().as_deref(), Some("lost"));
+            assert_eq!(models.outage().as_deref(), Some("lost"));
             drop(used);
             is_lost.store(true, Ordering::Relaxed);
             models.tend().await;
-            assert!(models.failure().unwrap().contains("cannot load tale: no device"));
+            assert!(models.outage().unwrap().contains("cannot load tale: no device"));
             // The next attempt without a request comes later; a request tries at once.
             models.tend().await;
             assert_eq!(loads.load(Ordering::Relaxed), 2);
             is_lost.store(false, Ordering::Relaxed);
             assert_eq!(models.get(Some("tale.gguf")).await.unwrap().failure(), None);
-            assert_eq!(models.failure(), None);
+            assert_eq!(models.outage(), None);
         });
     }
 

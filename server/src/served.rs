@@ -110,7 +110,17 @@ impl Served {
 
     /// Returns why the pipeline has ended, if it has.
     pub(crate) fn failure(&self) -> Option<&str> {
+        if let Some(reason) = self.engine.recovery().ended_by {
+            self.failure.get_or_init(|| reason);
+        }
         self.failure.get().map(String::as_str)
+    }
+
+    /// Returns why the pipeline cannot answer now: it has ended, or it recovers from the failure of a device.
+    pub(crate) fn outage(&self) -> Option<String> {
+        let recovers_from = || self.engine.recovery().recovers_from;
+        let recovering = || recovers_from().map(|reason| format!("recovering from a failure: {reason}"));
+        self.failure().map(str::to_owned).or_else(recovering)
     }
 
     pub(crate) fn context(&self) -> u32 {
@@ -325,7 +335,8 @@ impl Served {
         index: u64,
         deadline: Duration,
     ) -> Result<(TokenStream, Assembler), Refusal> {
-        let room = self.context() - prompt.ids.len() as u32;
+        // The context may have become shorter since the prompt was made.
+        let room = self.context().saturating_sub(prompt.ids.len() as u32);
         let mut sampling = settings.sampling;
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index));
         let generation = Generation {

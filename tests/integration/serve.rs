@@ -1,6 +1,7 @@
 //! `ragtag serve`: the routes of its APIs, what it refuses, its limits, and its end.
 
 mod constraints;
+mod recovery;
 
 use crate::support::{environment, model_path, ragtag, text};
 use ragtag::{BUNDLED_MODEL, Model};
@@ -15,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running server.
 struct Server {
-    child: Child,
+    /// The process, unless this process is the server.
+    child: Option<Child>,
     /// Host and port.
     address: String,
 }
@@ -53,7 +55,7 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line:?}"));
-        Self { address: address.to_owned(), child }
+        Self { address: address.to_owned(), child: Some(child) }
     }
 
     fn connect(&self) -> TcpStream {
@@ -99,8 +101,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -625,12 +629,15 @@ fn connections_that_stall_are_closed_and_their_number_is_bounded() {
 fn a_signal_lets_answers_end() {
     let mut server = Server::start(&[]);
     let mut stream = long_stream(&server);
-    let stopped = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap();
+    let stopped = Command::new("kill")
+        .args(["-TERM", &server.child.as_ref().unwrap().id().to_string()])
+        .status()
+        .unwrap();
     assert!(stopped.success());
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.child.as_mut().unwrap().wait().unwrap().code(), Some(0));
 }
 
 /// Paths of models whose names in the API are these.
