@@ -36,7 +36,7 @@ fn main() -> ragtag::Result<()> {
     let planner = Planner::new(&model).devices(&devices).probed(&links).context(256).split(split);
     let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
     let stages = &engine.plan().stages;
-    for (stage, running) in stages.iter().zip(engine.stages()) {
+    for (stage, running) in stages.iter().zip(engine.stages().iter()) {
         println!("segments {} on {} ({})", stage.segments, stage.device, running.adapter.name);
     }
 

@@ -65,8 +65,8 @@ fn generate(model: &Model, devices: &Devices, split: &str) -> ragtag::Result<Str
     let planner = Planner::new(model).devices(devices).context(128).split(split.parse()?);
     let planner = planner.activations(Activations::F32).kv(KvType::F32);
     let engine = Engine::start(model, devices, &planner, EngineOptions::default())?;
-    let stages =
-        engine.stages().iter().map(|stage| format!("{} ({})", stage.adapter.label(), stage.adapter.name));
+    let loaded = engine.stages();
+    let stages = loaded.iter().map(|stage| format!("{} ({})", stage.adapter.label(), stage.adapter.name));
     let routes = engine.plan().routes();
     let route = routes.iter().flat_map(|routes| routes.iter()).next().map_or("", |route| route.name());
     println!("{} {route}", stages.collect::<Vec<_>>().join(" → "));
