@@ -11,6 +11,54 @@
 // Values per row of a tile. The distance between two rows avoids conflicts between the items that sum them.
 #define STRIDE (PARTS * SPAN + 4)
 
+#if defined(__CUDA_ARCH__)
+// The items of a column are beside each other in a warp, and exchange their sums there. An item has every fourth four values
+// of the column, so that the four items read from different banks.
+#define SHARE (ITEM % PARTS)
+#define COLUMN (ITEM / PARTS)
+#define FIRST (4 * SHARE)
+#define HOP (4 * PARTS)
+FN float sum_of_parts(float value) {
+    value += __shfl_xor_sync(~0u, value, 1);
+    return value + __shfl_xor_sync(~0u, value, 2);
+}
+#else
+#define SHARE (ITEM / COLUMNS)
+#define COLUMN (ITEM % COLUMNS)
+#define FIRST (SPAN * SHARE)
+#define HOP 4
+#endif
+// Place in a column of value `i` of an item.
+#define PLACE(i) (FIRST + (i) / 4 * HOP + (i) % 4)
+
+// Dot product of an item's values of two vectors in local memory.
+FN float part_dot(const LOCAL float *a, const LOCAL float *b) {
+    float4 sum = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+    #pragma unroll
+    for (uint i = 0; i < SPAN / 4; i++) {
+        float4 x = LOAD_LOCALF4(a + i * HOP), y = LOAD_LOCALF4(b + i * HOP);
+        sum.x = fma(x.x, y.x, sum.x);
+        sum.y = fma(x.y, y.y, sum.y);
+        sum.z = fma(x.z, y.z, sum.z);
+        sum.w = fma(x.w, y.w, sum.w);
+    }
+    return (sum.x + sum.y) + (sum.z + sum.w);
+}
+
+// Dot product of an item's values of a column and of a vector in local memory.
+FN float column_dot(const PRIVATE float *s, const LOCAL float *vector) {
+    float4 sum = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+    #pragma unroll
+    for (uint i = 0; i < SPAN / 4; i++) {
+        float4 x = LOAD_LOCALF4(vector + i * HOP);
+        sum.x = fma(x.x, s[4 * i], sum.x);
+        sum.y = fma(x.y, s[4 * i + 1], sum.y);
+        sum.z = fma(x.z, s[4 * i + 2], sum.z);
+        sum.w = fma(x.w, s[4 * i + 3], sum.w);
+    }
+    return (sum.x + sum.y) + (sum.z + sum.w);
+}
+
 // Number of rows of a tile that begins at a row.
 FN uint rows_of_tile(Lists at, uint row, uint used, uint sequence) {
     uint rows = 0;
@@ -30,8 +78,10 @@ KERNEL(ITEMS) state_scan(
     // Of each row: the sums of squares of its query and key, and their product; then what these become.
     SHARED float dots[3 * TILE];
     SHARED float factors[5 * TILE];
+#if !defined(__CUDA_ARCH__)
     SHARED float parts[4 * ITEMS];
-    uint row = GROUP(0), head = GROUP(1), part = ITEM / COLUMNS, column = GROUP(2) * COLUMNS + ITEM % COLUMNS;
+#endif
+    uint row = GROUP(0), head = GROUP(1), part = SHARE, column = GROUP(2) * COLUMNS + COLUMN;
     uint used = count(params, 0, rows);
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row];
@@ -47,7 +97,7 @@ KERNEL(ITEMS) state_scan(
     float s[SPAN];
     #pragma unroll
     for (uint i = 0; i < SPAN; i++) {
-        uint d = part * SPAN + i;
+        uint d = PLACE(i);
         s[i] = reads && d < keys ? old[(size_t)d * values + column] : 0.0f;
     }
     float a = flags & LOGARITHM ? -exp(weights[head]) : weights[head], bias = weights[heads + head];
@@ -68,13 +118,21 @@ KERNEL(ITEMS) state_scan(
             v[t] = exists ? x[(size_t)(row + t) * pitch + v_at + head * values + column] : 0.0f;
         }
         BARRIER();
+        // Places beyond the key dimension are zero.
+#if defined(__CUDA_ARCH__)
+        uint of_dot = ITEM / PARTS, row_of_dot = of_dot % TILE * STRIDE + FIRST;
+        const LOCAL float *one = of_dot / TILE == 1 ? k : q, *other = of_dot / TILE == 0 ? q : k;
+        float product = sum_of_parts(part_dot(one + row_of_dot, other + row_of_dot));
+        if (part == 0 && of_dot < 3 * TILE) dots[of_dot] = product;
+#else
         if (ITEM < 3 * TILE) {
-            uint t = ITEM % TILE, kind = ITEM / TILE;
-            const LOCAL float *one = (kind == 1 ? k : q) + t * STRIDE, *other = (kind == 0 ? q : k) + t * STRIDE;
+            uint row_of_dot = ITEM % TILE * STRIDE;
+            const LOCAL float *one = ITEM / TILE == 1 ? k : q, *other = ITEM / TILE == 0 ? q : k;
             float sum = 0.0f;
-            for (uint d = 0; d < keys; d++) sum = fma(one[d], other[d], sum);
+            for (uint d = 0; d < keys; d++) sum = fma(one[row_of_dot + d], other[row_of_dot + d], sum);
             dots[ITEM] = sum;
         }
+#endif
         BARRIER();
         if (ITEM < tile) {
             const GLOBAL float *of_row = gates + (size_t)(row + ITEM) * gate_pitch + gate;
@@ -93,25 +151,25 @@ KERNEL(ITEMS) state_scan(
         BARRIER();
         #pragma unroll
         for (uint t = 0; t < TILE; t++) {
-            const LOCAL float *q_row = q + t * STRIDE + part * SPAN, *k_row = k + t * STRIDE + part * SPAN;
-            float of_q = 0.0f, of_k = 0.0f;
-            #pragma unroll
-            for (uint i = 0; i < SPAN; i++) {
-                of_q = fma(s[i], q_row[i], of_q);
-                of_k = fma(s[i], k_row[i], of_k);
-            }
+            const LOCAL float *q_row = q + t * STRIDE + FIRST, *k_row = k + t * STRIDE + FIRST;
+            float of_q = column_dot(s, q_row), of_k = column_dot(s, k_row);
+#if defined(__CUDA_ARCH__)
+            of_q = sum_of_parts(of_q);
+            of_k = sum_of_parts(of_k);
+#else
             // The next row uses the other places, so one barrier per row suffices.
             LOCAL float *sums = parts + (t % 2) * 2 * ITEMS;
             sums[ITEM] = of_q;
             sums[ITEMS + ITEM] = of_k;
             BARRIER();
+            of_q = 0.0f;
+            of_k = 0.0f;
+            for (uint p = COLUMN; p < ITEMS; p += COLUMNS) {
+                of_q += sums[p];
+                of_k += sums[ITEMS + p];
+            }
+#endif
             if (t < tile) {
-                of_q = 0.0f;
-                of_k = 0.0f;
-                for (uint p = 0; p < PARTS; p++) {
-                    of_q += sums[p * COLUMNS + ITEM % COLUMNS];
-                    of_k += sums[ITEMS + p * COLUMNS + ITEM % COLUMNS];
-                }
                 float decay = factors[t], k_scale = factors[3 * TILE + t];
                 float known = is_delta ? decay * k_scale * of_k : 0.0f;
                 float added = factors[TILE + t] * (v[t] - known);
@@ -120,7 +178,13 @@ KERNEL(ITEMS) state_scan(
                     out[((size_t)(row + t) * heads + head) * values + column] = fma(direct, v[t], result);
                 }
                 #pragma unroll
-                for (uint i = 0; i < SPAN; i++) s[i] = fma(k_row[i], k_scale * added, s[i] * decay);
+                for (uint i = 0; i < SPAN / 4; i++) {
+                    float4 key = LOAD_LOCALF4(k_row + i * HOP);
+                    s[4 * i] = fma(key.x, k_scale * added, s[4 * i] * decay);
+                    s[4 * i + 1] = fma(key.y, k_scale * added, s[4 * i + 1] * decay);
+                    s[4 * i + 2] = fma(key.z, k_scale * added, s[4 * i + 2] * decay);
+                    s[4 * i + 3] = fma(key.w, k_scale * added, s[4 * i + 3] * decay);
+                }
             }
         }
         row += tile;
@@ -130,7 +194,7 @@ KERNEL(ITEMS) state_scan(
     GLOBAL float *to = state + (writes ? ((size_t)slot.y * heads + head) * size : 0);
     #pragma unroll
     for (uint i = 0; i < SPAN; i++) {
-        uint d = part * SPAN + i;
+        uint d = PLACE(i);
         if (writes && d < keys) to[(size_t)d * values + column] = s[i];
     }
 }
