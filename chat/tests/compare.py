@@ -5,7 +5,7 @@
     cargo build -p ragtag-chat --example render
     venv/bin/python chat/tests/compare.py FOLDER                compares every FOLDER/*.jinja
     venv/bin/python chat/tests/compare.py chat/tests/templates --write
-                                                                also writes chat/tests/expected.json
+                                                                also writes chat/tests/expected.json.zst
 
 Each template renders each conversation of chat/tests/conversations.json twice, with and without the prompt for
 the assistant's next message. A prompt must be equal byte for byte. If the template calls raise_exception, its
@@ -112,7 +112,7 @@ def main():
             # Messages of other errors differ.
             grouped.setdefault(template, []).append(want if "error" not in want else {"error": True})
         text = json.dumps(grouped, ensure_ascii=False, indent=0)
-        (HERE / "expected.json").write_text(text + "\n")
+        subprocess.run(["zstd", "-q", "-19", "-f", "-o", HERE / "expected.json.zst"], input=text + "\n", text=True, check=True)
     sys.exit(1 if counts["different"] else 0)
 
 

@@ -15,7 +15,7 @@ struct Case {
     variables: BTreeMap<String, Data>,
 }
 
-/// Result of one rendering in `expected.json`.
+/// Result of one rendering in `expected.json.zst`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Expected {
@@ -59,7 +59,8 @@ fn prompts_equal_those_of_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let cases: Vec<Case> = serde_json::from_str(&read("conversations.json")).unwrap();
-    let expected: BTreeMap<String, Vec<Expected>> = serde_json::from_str(&read("expected.json")).unwrap();
+    let expected: BTreeMap<String, Vec<Expected>> =
+        serde_json::from_str(&test_support::unpacked(&folder.join("expected.json.zst"))).unwrap();
     assert!(expected.len() >= 20, "{}", expected.len());
     for (template, expected) in &expected {
         let compiled = Template::compile(&read(&format!("templates/{template}.jinja"))).unwrap();

@@ -1,6 +1,6 @@
 //! Compares byte-level tokenizers with recorded results from other libraries.
 //!
-//! `data/byte-level.json` contains a small vocabulary, trained on `tests/support/golden/held.txt` and a few
+//! `data/byte-level.json.zst` contains a small vocabulary, trained on `tests/support/golden/held.txt` and a few
 //! lines in other scripts. It also contains the output of the Python packages `tokenizers` 0.23 (which uses a
 //! different regex engine) and `tiktoken` 0.14. `data/byte-level.tokenizer.json` contains the same vocabulary
 //! in the format of Llama 3, written by `tokenizers`.
@@ -41,7 +41,9 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
 fn data() -> Data {
-    serde_json::from_str(include_str!("data/byte-level.json")).unwrap()
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = test_support::unpacked(&folder.join("tests/data/byte-level.json.zst"));
+    serde_json::from_str(&text).unwrap()
 }
 
 impl Data {

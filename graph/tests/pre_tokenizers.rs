@@ -1,6 +1,6 @@
 //! Compares tokenizers that have the settings of released models with recorded results of `transformers`.
 //!
-//! `data/pre_tokenizers.json` contains these settings, and digests of the tokens of many texts and of what
+//! `data/pre_tokenizers.json.zst` contains these settings, and digests of the tokens of many texts and of what
 //! they decode to. `data/pre_tokenizers.py` writes it, and describes the vocabularies.
 
 use ragtag_graph::gguf::Writer;
@@ -41,8 +41,10 @@ impl Data {
         struct Texts {
             texts: Vec<String>,
         }
-        let mut data: Data = serde_json::from_str(include_str!("data/pre_tokenizers.json")).unwrap();
-        let mut old: Texts = serde_json::from_str(include_str!("data/byte-level.json")).unwrap();
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let read = |name: &str| test_support::unpacked(&folder.join(format!("{name}.json.zst")));
+        let mut data: Data = serde_json::from_str(&read("pre_tokenizers")).unwrap();
+        let mut old: Texts = serde_json::from_str(&read("byte-level")).unwrap();
         old.texts.append(&mut data.texts);
         Data { texts: old.texts, ..data }
     }

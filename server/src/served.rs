@@ -209,7 +209,7 @@ impl Served {
         Err(Refusal::new(Kind::Invalid, message).code("unsupported"))
     }
 
-    /// Encodes an input, of which the model computes an embedding.
+    /// Encodes an input for an embedding.
     pub(crate) fn token_ids(&self, input: Input) -> Result<Vec<u32>, Refusal> {
         let ids = match input {
             Input::Text(text) => {

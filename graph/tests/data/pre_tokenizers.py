@@ -1,4 +1,4 @@
-"""Writes pre_tokenizers.json beside this file: digests of what `transformers` makes of texts, with the tokenizer settings
+"""Writes pre_tokenizers.json.zst beside this file: digests of what `transformers` makes of texts, with the tokenizer settings
 of released models.
 
     python3 pre_tokenizers.py
@@ -8,7 +8,7 @@ tokenizer.json, and special tokens like those of the model. Vocabularies are sma
 here without any splitting, so that its tokens cross every place where a pre-tokenizer may split; and that of tiny-hf.
 """
 
-import json, os, pathlib, tempfile
+import json, os, pathlib, subprocess, tempfile
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -16,7 +16,7 @@ import transformers
 
 HERE = pathlib.Path(__file__).parent
 SPM = json.loads((HERE / "../../../tests/support/golden/tiny-hf/tokenizer.json").read_text())["model"]
-OLD_TEXTS = json.loads((HERE / "byte-level.json").read_text())["texts"]
+OLD_TEXTS = json.loads(subprocess.check_output(["zstd", "-dcq", HERE / "byte-level.json.zst"]))["texts"]
 NEW_TEXTS = [
     # Scripts.
     "Ελληνικά: ΟΔΥΣΣΕΥΣ ὀδυσσεύς", "Привет, мир! Ёлка — ёлка.", "שָׁלוֹם עוֹלָם", "مرحبا بالعالم، ١٢٣٤", "नमस्ते दुनिया १२३४", "বাংলা ভাষা ৪৫৬",
@@ -207,7 +207,8 @@ def main():
         "texts": NEW_TEXTS, "cases": cases,
     }
     lines = [f"{json.dumps(key)}:{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}" for key, value in kept.items()]
-    (HERE / "pre_tokenizers.json").write_text("{" + ",\n".join(lines) + "}\n")
+    text = "{" + ",\n".join(lines) + "}\n"
+    subprocess.run(["zstd", "-q", "-19", "-f", "-o", HERE / "pre_tokenizers.json.zst"], input=text, text=True, check=True)
 
 
 main()

@@ -1,6 +1,7 @@
 //! Locates golden data: small trained models, and the outputs of an independent implementation for these
 //! models.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Returns the path of a golden model: `tales-q8_0` or `tales-bitnet-tq2_0`, which are bundled with the program.
@@ -25,6 +26,20 @@ pub fn golden(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
     assert!(path.exists(), "{} does not exist", path.display());
     path
+}
+
+/// Returns the text of a file that `zstd` has compressed. Long golden data are packed, because the repository has a limit.
+///
+/// # Panics
+/// Panics if there is no such file, or it is damaged.
+#[track_caller]
+pub fn unpacked(path: &Path) -> String {
+    let file = std::fs::File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let decoder = ruzstd::decoding::StreamingDecoder::new(file);
+    let mut decoder = decoder.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut text = String::new();
+    decoder.read_to_string(&mut text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text
 }
 
 #[cfg(test)]

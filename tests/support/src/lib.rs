@@ -11,7 +11,7 @@ mod environment;
 mod skips;
 
 pub use child::{Child, child};
-pub use data::{golden, model};
+pub use data::{golden, model, unpacked};
 pub use environment::clean_environment;
 pub use skips::{Skip, driver, record, recorded};
 
