@@ -869,11 +869,16 @@ fn experts_run_on_every_device() {
     }
 }
 
-/// Checks that attention with sinks does not depend on the rows of a micro-batch: in steps of one token, and in prompts whose
-/// attention is split although they have many rows.
+/// Checks that attention with sinks, and attention to the keys and values of another layer, do not depend on the rows of a
+/// micro-batch: in steps of one token, and in prompts whose attention is split although they have many rows.
 #[test]
-fn long_prompts_with_sinks_agree_on_every_device() {
-    let golden = golden().into_iter().find(|golden| golden.name == "GptOss").unwrap();
+fn long_prompts_agree_on_every_device() {
+    for golden in golden().into_iter().filter(|golden| ["GptOss", "Gemma4-E2B"].contains(&&*golden.name)) {
+        long_prompts_agree(&golden);
+    }
+}
+
+fn long_prompts_agree(golden: &Golden) {
     let (_folder, model) = golden.open_gguf(TensorType::F32);
     let ids: Vec<u32> = (0..60).map(|at| (at * 7 + 3) % 40).collect();
     let logits = |setup: &Setup<'_>| block_on(engine(&model, setup).session().logits(&ids)).unwrap();
@@ -883,7 +888,7 @@ fn long_prompts_with_sinks_agree_on_every_device() {
         labels.flat_map(|label| [(label.clone(), 1), (label, 40)]).chain([("cpu".into(), 1)])
     {
         let error = relative_error(&logits(&Setup { devices: &label, chunk, ..setup() }), &expected);
-        println!("{label}, chunk {chunk}: relative error {error:.2e}");
+        println!("{}, {label}, chunk {chunk}: relative error {error:.2e}", golden.name);
         assert!(error <= NumericsClass::Exact.tolerance(), "{label}, chunk {chunk}: {error}");
     }
 }

@@ -251,9 +251,11 @@ fn counts_of_layers_may_be_lists() {
         (h.kv_heads, h.extras.layer_kv_heads)
     };
     assert_eq!((found(&[2, 1]), found(&[2, 2])), ((1, vec![2, 1]), (2, vec![])));
+    // 0 stands for layers that need none.
+    assert_eq!(found(&[0, 2]), (2, vec![]));
     for (list, message) in [
         (&[2u32][..], "1 layers instead of 2"),
-        (&[0, 1], "0 is not in 1"),
+        (&[u32::MAX, 1], "is not in 1"),
         (&[3, 1], "2 heads cannot share 3 key-value heads"),
     ] {
         let found = heads(list).unwrap_err().to_string();
