@@ -209,7 +209,7 @@ impl Served {
         Err(Refusal::new(Kind::Invalid, message).code("unsupported"))
     }
 
-    /// Encodes an input for an embedding.
+    /// Encodes the input of an embedding.
     pub(crate) fn token_ids(&self, input: Input) -> Result<Vec<u32>, Refusal> {
         let ids = match input {
             Input::Text(text) => {

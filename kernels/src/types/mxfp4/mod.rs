@@ -103,8 +103,8 @@ impl Quantised for MXFP4 {
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = look_up(s, nibbles(s, &group.quants[block]), &UNSIGNED);
         let mut scales = [0.0; 16];
-        for lane in 0..16 {
-            scales[lane] = half_scale(group.scales[block][lane]);
+        for (scale, exponent) in scales.iter_mut().zip(&group.scales[block]) {
+            *scale = half_scale(*exponent);
         }
         let scale = s.load(&scales);
         Quants { quads, scales: [scale; 2], minima: [s.zero(); 2] }
