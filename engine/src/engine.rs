@@ -117,7 +117,6 @@ impl Engine {
     }
 
     /// Starts an engine that runs `plan`. After the failure of a device, it plans with `planner`.
-
     pub(crate) fn start_with(
         model: &Model,
         devices: &Devices,

@@ -584,7 +584,7 @@ impl Planner {
 
     /// Describes the parts of the placement that `used` does not have.
     pub(crate) fn ignored(&self, used: &Self) -> Option<String> {
-        let has_less = self.split.is_some() > used.split.is_some()
+        let has_less = (self.split.is_some() && used.split.is_none())
             || self.constraints.pins.len() > used.constraints.pins.len();
         has_less.then(|| "the split or a pin names the device, and does not apply".to_owned())
     }
