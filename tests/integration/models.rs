@@ -20,8 +20,9 @@ the logits from the model directory and from a GGUF file with the same weights, 
 cut in two) and on every other device. The relative error is at most 1e-4 in class exact, and 2e-2 in class
 fast.
 
-The models of `experts.json` are mixtures of experts, and those of `recent.json` have other recent architectures. Their
-weights follow from a formula (`tests/support/golden/experts.py`). A GGUF file of a Mixtral model names the architecture
+The models of `experts.json` are mixtures of experts, those of `hybrids.json` have recurrent layers, and those of
+`recent.json` have other recent architectures. Their weights follow from formulas (`tests/support/golden/experts.py`,
+`hybrids.py`). A GGUF file of a Mixtral model names the architecture
 `llama`, one of DeepSeek V3, Kimi K2 or GLM-4.7-Flash names `deepseek2`, and one of OLMo 3 names `olmo2`.
 
 | architecture in GGUF | class in `config.json` | model directory | GGUF |

@@ -33,7 +33,7 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 picks a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name of the model in the API, or of each model in turn. Repeatable. Default: the file name without .gguf.
+    /// Name of each model in the API, in turn. Repeatable. Default: the file name without .gguf.
     #[arg(long, alias = "served-model-name", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) alias: Vec<String>,
     /// Key that clients must send. Repeatable. Other users of this machine can see it in the list of processes.
