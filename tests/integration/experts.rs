@@ -272,7 +272,7 @@ impl Golden {
         let is_own = |key: &&str| {
             let is_listed =
                 self.config["use_double_wide_mlp"] == json!(true) && *key == "feed_forward_length";
-            !is_listed && !(has_others && of_heads.contains(key))
+            !(is_listed || has_others && of_heads.contains(key))
         };
         for (key, fields) in keys.into_iter().filter(|(key, _)| is_own(key)) {
             if let Some(count) = fields.iter().find_map(|field| count(field)) {
