@@ -102,9 +102,11 @@ impl Engine {
     /// replans if a device is out of memory or cannot be opened.
     ///
     /// # Errors
-    /// Returns [`Error::Usage`] if a device of the plan is not selected, [`Error::Device`] if it cannot be
-    /// opened, [`Error::Compile`] if it cannot run its segments, [`Error::Untrusted`] if a kernel fails its
-    /// self-test, and [`Error::Run`] if loading fails. Does not validate the plan. Plans from a [`Planner`](crate::Planner) are valid.
+    /// Returns [`Usage`](crate::Error::Usage) if a device of the plan is not selected,
+    /// [`Device`](crate::Error::Device) if it cannot be opened, [`Compile`](crate::Error::Compile) if it cannot
+    /// run its segments, [`Untrusted`](crate::Error::Untrusted) if a kernel fails its self-test, and
+    /// [`Run`](crate::Error::Run) if loading fails. Does not validate the plan. Plans from a
+    /// [`Planner`](crate::Planner) are valid.
     pub fn start_exact(
         model: &Model,
         devices: &Devices,

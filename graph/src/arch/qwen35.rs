@@ -1,5 +1,5 @@
-//! Qwen 3.5 to 3.8, and GGUF files of Qwen3-Next: three of four layers are gated delta nets, and the others have attention with gates. A quarter of each
-//! head rotates. The weights of norms are stored less 1, except those behind the delta nets.
+//! Qwen 3.5 to 3.8, and GGUF files of Qwen3-Next: three of four layers are gated delta nets, and the others have attention
+//! with gates. A quarter of each head rotates. The weights of norms are stored less 1, except those behind the delta nets.
 
 use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, ExpertOrder, USUAL, kv_heads};
 use super::experts::{self, Experts};

@@ -9,10 +9,10 @@
 //! | 4 | out: f32 `[rows, columns]`, written |
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), the columns, the pitch, the first column
-//! of the input in x, the first columns of the factors before and after the convolution ([`NONE`](super::NONE) without
-//! factors), the taps (2 to [`MAX_TAPS`]), 1 if SiLU follows the sum and 0 otherwise, 1 if there are biases, the slots, and
-//! the [`Mode`]. The last tap belongs to the row itself. What precedes the rows of a run comes from the
-//! [state](super), which holds inputs that were multiplied by their factors.
+//! of the input in x, the first columns of the factors before and after the convolution ([`NONE`] without factors), the taps
+//! (2 to [`MAX_TAPS`]), 1 if SiLU follows the sum and 0 otherwise, 1 if there are biases, the slots, and the [`Mode`]. The
+//! last tap belongs to the row itself. What precedes the rows of a run comes from the [state](super), which holds inputs
+//! that were multiplied by their factors.
 
 use super::{NONE, Runs, starts};
 use crate::abi::{IMPOSSIBLE, array, params, words};
@@ -25,8 +25,8 @@ use ragtag_hal::{Access, EntryAbi};
 /// Largest number of taps.
 pub const MAX_TAPS: u32 = 8;
 
-/// Part of the work that a launch does. The kernel receives the discriminant. Groups of other rows read the state, so a launch must not
-/// replace the state of a run with several rows that it computes.
+/// Part of the work that a launch does. The kernel receives the discriminant. Groups of other rows read the state, so a
+/// launch must not replace the state of a run with several rows that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mode {
