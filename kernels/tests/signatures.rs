@@ -100,7 +100,8 @@ fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
 }
 
 /// Checks that the parameters of `function` match the ABI. Bindings must be global pointers, and `const` if
-/// they are read-only. The constants must follow as `uint` parameters.
+/// they are read-only. Those that a launch reads and writes need no RESTRICT. The constants must follow as `uint`
+/// parameters.
 fn check_launch(source: &str, function: &Function<'_>, launch: &Launch) -> Result<(), String> {
     let (bindings, constants) = (launch.abi.bindings, launch.abi.constants);
     let items = value(source, function.items);
@@ -118,6 +119,7 @@ fn check_launch(source: &str, function: &Function<'_>, launch: &Launch) -> Resul
         let words: Vec<_> = parameter.split_whitespace().collect();
         let is_right = match bindings.get(i) {
             Some(Access::Read) => matches!(words[..], ["const", "GLOBAL", _, "*RESTRICT", _]),
+            Some(Access::ReadWrite) if words.len() == 3 => words[0] == "GLOBAL" && words[2].starts_with('*'),
             Some(_) => matches!(words[..], ["GLOBAL", _, "*RESTRICT", _]),
             None => matches!(words[..], ["uint", _]),
         };
