@@ -228,6 +228,8 @@ impl Shape {
             ] {
                 header.put(&format!("{arch}.{key}"), number);
             }
+            // Other programs require this key. Positions of text are the same in all sections.
+            header.put(&format!("{arch}.rope.dimension_sections"), &[11i32, 11, 10, 0][..]);
         }
         if self.architecture == Architecture::Qwen35Moe {
             header.put(&format!("{arch}.expert_shared_feed_forward_length"), self.ffn);
