@@ -253,6 +253,7 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
         &product("first_product_of_keys", 64, Left::Memory, true),
         &product("product_of_values", 64, Left::Registers, false),
         &product("product_of_values", 128, Left::Registers, false),
+        &product("product_of_values", 256, Left::Registers, false),
         include_str!("../attention/flash_wgmma.cu"),
     ];
     program(KernelLanguage::CudaC, ITEMS, &parts)
