@@ -16,6 +16,9 @@ const ITEMS: Items = Items(rows::ITEMS);
 /// Work items of a group that normalises one head.
 const HEAD_ITEMS: Items = Items(128);
 
+/// Maximum number of rows of a scan that takes one row at a time.
+const FEW_SCANNED_ROWS: u32 = 256;
+
 /// Maximum number of queries that a group of tiled attention processes at once: `QUERIES` in the source.
 const TILE_QUERIES: u32 = 16;
 
@@ -53,10 +56,19 @@ pub(super) fn variants() -> Vec<Variant> {
     };
     out.push(gated(Kernel::GatedNorm, gated_norm::grid, "gated_norm"));
     out.push(gated(Kernel::GatedHeads, gated_heads::grid, "gated_heads"));
+    // One row at a time takes the least memory, so that the groups of many sequences fit a multiprocessor at once.
     out.push(Function {
-        source: scan_source,
+        names: names!("-few"),
+        source: scan_source::<1>,
         items: Items(scan::ITEMS),
-        local_bytes: 12 << 10,
+        max_rows: FEW_SCANNED_ROWS,
+        local_bytes: 4 << 10,
+        ..function(Kernel::StateScan, scan::grid, "state_scan")
+    });
+    out.push(Function {
+        source: scan_source::<8>,
+        items: Items(scan::ITEMS),
+        local_bytes: 24 << 10,
         ..function(Kernel::StateScan, scan::grid, "state_scan")
     });
     let cached = KvType::ALL.map(cache_functions);
@@ -124,8 +136,10 @@ fn conv_source(language: KernelLanguage) -> Arc<str> {
     program(language, ITEMS, &[&STATES[..], &[include_str!("../recurrent/conv.cl")]].concat())
 }
 
-fn scan_source(language: KernelLanguage) -> Arc<str> {
-    let parts = [&STATES[..], &[functions(language), include_str!("../recurrent/scan.cl")]];
+/// Composes a scan of tiles of `TILE` rows.
+fn scan_source<const TILE: u32>(language: KernelLanguage) -> Arc<str> {
+    let tile = format!("#define TILE {TILE}\n");
+    let parts = [&STATES[..], &[functions(language), &tile, include_str!("../recurrent/scan.cl")]];
     program(language, Items(scan::ITEMS), &parts.concat())
 }
 

@@ -4,7 +4,7 @@
 //! A state buffer has *slots*. The first word of the block table of a sequence names two of them: the low half is the slot
 //! with the state before the sequence's rows, and the high half is the slot for the state after them. They may be the same
 //! slot. A state before position 0 is zero, and so is that of a slot beyond the buffer, which is not written either. The
-//! rows of a sequence in a micro-batch follow each other: a *run*.
+//! rows of a sequence in a micro-batch follow each other: a *run*. The sequences of a micro-batch have the numbers from 0 on.
 
 pub mod conv;
 pub mod gated_heads;

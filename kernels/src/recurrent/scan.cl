@@ -1,42 +1,29 @@
-// State scan: the group of the first row of a run takes a block of columns of one head. Four items share a column, and each
-// has 32 values of it in registers. They take the rows of the run in tiles, whose queries and keys are in local memory.
+// State scan: a group takes a block of columns of one head, and the rows of one sequence. Four items share a column, and each
+// has SPAN values of it in registers. They take the rows in tiles of TILE rows, whose queries and keys are in local memory.
+//
+// The products of a tile's queries and keys with each other, and with the state before the tile, determine its results: with
+// d(t, i), the product of the decays of the rows after i up to t, the state after row t is
+// d(t, −1) · S + Σ d(t, i) · k(i) ⊗ u(i) for all i ≤ t. So the items exchange their sums once per tile.
 
 #define DELTA 1
 #define TILED 2
 #define LOGARITHM 4
 #define PARTS 4
 #define COLUMNS (ITEMS / PARTS)
-#define SPAN 32
-#define TILE 8
+// An item loads one of the dimensions of a tile's rows.
+#define SPAN (ITEMS / PARTS)
 // Values per row of a tile. The distance between two rows avoids conflicts between the items that sum them.
 #define STRIDE (PARTS * SPAN + 4)
-
-#if defined(__CUDA_ARCH__)
-// The items of a column are beside each other in a warp, and exchange their sums there. An item has every fourth four values
-// of the column, so that the four items read from different banks.
-#define SHARE (ITEM % PARTS)
-#define COLUMN (ITEM / PARTS)
-#define FIRST (4 * SHARE)
-#define HOP (4 * PARTS)
-FN float sum_of_parts(float value) {
-    value += __shfl_xor_sync(~0u, value, 1);
-    return value + __shfl_xor_sync(~0u, value, 2);
-}
-#else
-#define SHARE (ITEM / COLUMNS)
-#define COLUMN (ITEM % COLUMNS)
-#define FIRST (SPAN * SHARE)
-#define HOP 4
-#endif
-// Place in a column of value `i` of an item.
-#define PLACE(i) (FIRST + (i) / 4 * HOP + (i) % 4)
+// Pairs of rows of a tile, and the products that such a pair can have: key · key, query · key, and query · query.
+#define PAIRS (TILE * TILE)
+#define KINDS 3
 
 // Dot product of an item's values of two vectors in local memory.
 FN float part_dot(const LOCAL float *a, const LOCAL float *b) {
     float4 sum = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
     #pragma unroll
-    for (uint i = 0; i < SPAN / 4; i++) {
-        float4 x = LOAD_LOCALF4(a + i * HOP), y = LOAD_LOCALF4(b + i * HOP);
+    for (uint i = 0; i < SPAN; i += 4) {
+        float4 x = LOAD_LOCALF4(a + i), y = LOAD_LOCALF4(b + i);
         sum.x = fma(x.x, y.x, sum.x);
         sum.y = fma(x.y, y.y, sum.y);
         sum.z = fma(x.z, y.z, sum.z);
@@ -49,21 +36,41 @@ FN float part_dot(const LOCAL float *a, const LOCAL float *b) {
 FN float column_dot(const PRIVATE float *s, const LOCAL float *vector) {
     float4 sum = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
     #pragma unroll
-    for (uint i = 0; i < SPAN / 4; i++) {
-        float4 x = LOAD_LOCALF4(vector + i * HOP);
-        sum.x = fma(x.x, s[4 * i], sum.x);
-        sum.y = fma(x.y, s[4 * i + 1], sum.y);
-        sum.z = fma(x.z, s[4 * i + 2], sum.z);
-        sum.w = fma(x.w, s[4 * i + 3], sum.w);
+    for (uint i = 0; i < SPAN; i += 4) {
+        float4 x = LOAD_LOCALF4(vector + i);
+        sum.x = fma(x.x, s[i], sum.x);
+        sum.y = fma(x.y, s[i + 1], sum.y);
+        sum.z = fma(x.z, s[i + 2], sum.z);
+        sum.w = fma(x.w, s[i + 3], sum.w);
     }
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-// Number of rows of a tile that begins at a row.
-FN uint rows_of_tile(Lists at, uint row, uint used, uint sequence) {
-    uint rows = 0;
-    while (rows < TILE && row + rows < used && at.row_sequences[row + rows] == sequence) rows++;
-    return rows;
+// Sum of the parts of a product or of a column.
+FN float whole(const LOCAL float *parts, uint stride) {
+    return (parts[0] + parts[stride]) + (parts[2 * stride] + parts[3 * stride]);
+}
+
+// Loads an item's dimension of the queries and keys of a tile's rows. What does not exist is zero.
+FN void load_tile(
+    const GLOBAL float *x, uint row, uint end, uint pitch, uint first, uint keys, uint q_at, uint k_at,
+    PRIVATE float *query, PRIVATE float *key
+) {
+    #pragma unroll
+    for (uint t = 0; t < TILE; t++) {
+        bool exists = row + t < end && ITEM < keys;
+        const GLOBAL float *from = x + (exists ? (size_t)(row + t) * pitch + first + ITEM : 0);
+        query[t] = exists ? from[q_at] : 0.0f;
+        key[t] = exists ? from[k_at] : 0.0f;
+    }
+}
+
+// Loads a column's values of a tile's rows.
+FN void load_values(
+    const GLOBAL float *x, uint row, uint end, uint pitch, uint at, bool is_column, PRIVATE float *v
+) {
+    #pragma unroll
+    for (uint t = 0; t < TILE; t++) v[t] = row + t < end && is_column ? x[(size_t)(row + t) * pitch + at] : 0.0f;
 }
 
 KERNEL(ITEMS) state_scan(
@@ -75,21 +82,33 @@ KERNEL(ITEMS) state_scan(
     BEGIN();
     SHARED float q[TILE * STRIDE] ALIGNED;
     SHARED float k[TILE * STRIDE] ALIGNED;
-    // Of each row: the sums of squares of its query and key, and their product; then what these become.
-    SHARED float dots[3 * TILE];
-    SHARED float factors[5 * TILE];
-#if !defined(__CUDA_ARCH__)
-    SHARED float parts[4 * ITEMS];
-#endif
-    uint row = GROUP(0), head = GROUP(1), part = SHARE, column = GROUP(2) * COLUMNS + COLUMN;
+    // Parts of the products of pairs, and of the columns' products with each key and each query.
+    SHARED float dots[KINDS * PAIRS * PARTS];
+    SHARED float sums[2 * TILE * ITEMS];
+    // Of each row of a tile.
+    SHARED float decays[TILE], strengths[TILE];
+    // Factors of the state before the tile in the product with a row's key and query, and in the state after the tile.
+    SHARED float far_k[TILE], far_q[TILE], far_end[1];
+    // Factors of what a row adds in a later row's products, and in the state after the tile.
+    SHARED float near_k[PAIRS], near_q[PAIRS], near_end[TILE];
+    SHARED uint run[2];
+    uint sequence = GROUP(0), head = GROUP(1), part = ITEM / COLUMNS, column = GROUP(2) * COLUMNS + ITEM % COLUMNS;
     uint used = count(params, 0, rows);
     Lists at = lists(params, rows, logit_rows);
-    uint sequence = at.row_sequences[row];
-    bool begins = row < used && (row == 0 || at.row_sequences[row - 1] != sequence), is_column = column < values;
+    if (ITEM < 2) run[ITEM] = 0;
+    BARRIER();
+    for (uint i = ITEM; i < used; i += ITEMS) {
+        if (at.row_sequences[i] != sequence) continue;
+        if (i == 0 || at.row_sequences[i - 1] != sequence) run[0] = i;
+        if (i + 1 == used || at.row_sequences[i + 1] != sequence) run[1] = i + 1;
+    }
+    BARRIER();
+    uint row = run[0], end = run[1];
+    bool is_column = column < values;
     uint2 slot = slots_of(at, row, sequences, table_blocks);
     size_t size = (size_t)keys * values;
-    bool reads = begins && is_column && at.positions[row] > 0 && slot.x < slots;
-    bool writes = begins && is_column && slot.y < slots;
+    bool reads = end > row && is_column && at.positions[row] > 0 && slot.x < slots;
+    bool writes = end > row && is_column && slot.y < slots;
     const GLOBAL float *old = state + (reads ? ((size_t)slot.x * heads + head) * size : 0);
     uint sharing = heads / key_heads, key_head = flags & TILED ? head % key_heads : head / sharing;
     bool is_delta = (flags & DELTA) != 0;
@@ -97,96 +116,110 @@ KERNEL(ITEMS) state_scan(
     float s[SPAN];
     #pragma unroll
     for (uint i = 0; i < SPAN; i++) {
-        uint d = PLACE(i);
+        uint d = SPAN * part + i;
         s[i] = reads && d < keys ? old[(size_t)d * values + column] : 0.0f;
     }
     float a = flags & LOGARITHM ? -exp(weights[head]) : weights[head], bias = weights[heads + head];
     float direct = is_delta ? 0.0f : weights[2 * heads + head];
-    for (uint tile = begins ? rows_of_tile(at, row, used, sequence) : 0; tile > 0;
-         tile = tile == TILE ? rows_of_tile(at, row, used, sequence) : 0) {
-        for (uint i = ITEM; i < TILE * PARTS * SPAN; i += ITEMS) {
-            uint t = i / (PARTS * SPAN), d = i % (PARTS * SPAN);
-            bool exists = t < tile && d < keys;
-            const GLOBAL float *from = x + (size_t)(row + (exists ? t : 0)) * pitch + key_head * keys + (exists ? d : 0);
-            q[t * STRIDE + d] = exists ? from[q_at] : 0.0f;
-            k[t * STRIDE + d] = exists ? from[k_at] : 0.0f;
-        }
-        float v[TILE];
+    // Tiles start at multiples of TILE, wherever the run starts.
+    uint position = at.positions[row] - row;
+    float query[TILE], key[TILE], v[TILE];
+    load_tile(x, row, end, pitch, key_head * keys, keys, q_at, k_at, query, key);
+    load_values(x, row, end, pitch, v_at + head * values + column, is_column, v);
+    while (row < end) {
+        uint tile = min(end - row, TILE - (position + row) % TILE);
         #pragma unroll
         for (uint t = 0; t < TILE; t++) {
-            bool exists = t < tile && is_column;
-            v[t] = exists ? x[(size_t)(row + t) * pitch + v_at + head * values + column] : 0.0f;
+            q[t * STRIDE + ITEM] = query[t];
+            k[t * STRIDE + ITEM] = key[t];
         }
-        BARRIER();
-        // Places beyond the key dimension are zero.
-#if defined(__CUDA_ARCH__)
-        uint of_dot = ITEM / PARTS, row_of_dot = of_dot % TILE * STRIDE + FIRST;
-        const LOCAL float *one = of_dot / TILE == 1 ? k : q, *other = of_dot / TILE == 0 ? q : k;
-        float product = sum_of_parts(part_dot(one + row_of_dot, other + row_of_dot));
-        if (part == 0 && of_dot < 3 * TILE) dots[of_dot] = product;
-#else
-        if (ITEM < 3 * TILE) {
-            uint row_of_dot = ITEM % TILE * STRIDE;
-            const LOCAL float *one = ITEM / TILE == 1 ? k : q, *other = ITEM / TILE == 0 ? q : k;
-            float sum = 0.0f;
-            for (uint d = 0; d < keys; d++) sum = fma(one[row_of_dot + d], other[row_of_dot + d], sum);
-            dots[ITEM] = sum;
-        }
-#endif
-        BARRIER();
         if (ITEM < tile) {
             const GLOBAL float *of_row = gates + (size_t)(row + ITEM) * gate_pitch + gate;
             float raw = of_row[a_at] + bias, delta = raw > 20.0f ? raw : log(1.0f + exp(raw));
             // A small number of an exponential is its logarithm's.
             delta = raw < -9.0f ? exp(raw) : delta;
-            float strength = is_delta ? 1.0f / (1.0f + exp(-of_row[b_at])) : delta;
-            float q_scale = is_delta ? 1.0f / sqrt((dots[ITEM] + 1e-6f) * (float)keys) : 1.0f;
-            float k_scale = is_delta ? 1.0f / sqrt(dots[TILE + ITEM] + 1e-6f) : 1.0f;
-            factors[ITEM] = exp(a * delta);
-            factors[TILE + ITEM] = strength;
-            factors[2 * TILE + ITEM] = q_scale;
-            factors[3 * TILE + ITEM] = k_scale;
-            factors[4 * TILE + ITEM] = dots[2 * TILE + ITEM] * q_scale * k_scale;
+            decays[ITEM] = exp(a * delta);
+            strengths[ITEM] = is_delta ? 1.0f / (1.0f + exp(-of_row[b_at])) : delta;
         }
         BARRIER();
+        // The next tile's rows arrive meanwhile.
+        float next_v[TILE];
+        load_tile(x, row + tile, end, pitch, key_head * keys, keys, q_at, k_at, query, key);
+        load_values(x, row + tile, end, pitch, v_at + head * values + column, is_column, next_v);
+        // The items of a part take the products of all pairs.
+        for (uint i = ITEM % COLUMNS; i < KINDS * PAIRS; i += COLUMNS) {
+            uint kind = i / PAIRS, later = i / TILE % TILE, earlier = i % TILE;
+            bool counts = later < tile && (kind == 2 ? earlier == later : earlier <= later);
+            if (!counts) continue;
+            const LOCAL float *one = kind == 0 ? k : q, *other = kind == 2 ? q : k;
+            dots[i * PARTS + part] = part_dot(one + later * STRIDE + SPAN * part, other + earlier * STRIDE + SPAN * part);
+        }
         #pragma unroll
         for (uint t = 0; t < TILE; t++) {
-            const LOCAL float *q_row = q + t * STRIDE + FIRST, *k_row = k + t * STRIDE + FIRST;
-            float of_q = column_dot(s, q_row), of_k = column_dot(s, k_row);
-#if defined(__CUDA_ARCH__)
-            of_q = sum_of_parts(of_q);
-            of_k = sum_of_parts(of_k);
-#else
-            // The next row uses the other places, so one barrier per row suffices.
-            LOCAL float *sums = parts + (t % 2) * 2 * ITEMS;
-            sums[ITEM] = of_q;
-            sums[ITEMS + ITEM] = of_k;
-            BARRIER();
-            of_q = 0.0f;
-            of_k = 0.0f;
-            for (uint p = COLUMN; p < ITEMS; p += COLUMNS) {
-                of_q += sums[p];
-                of_k += sums[ITEMS + p];
-            }
-#endif
             if (t < tile) {
-                float decay = factors[t], k_scale = factors[3 * TILE + t];
-                float known = is_delta ? decay * k_scale * of_k : 0.0f;
-                float added = factors[TILE + t] * (v[t] - known);
-                if (part == 0 && is_column) {
-                    float result = fma(decay * factors[2 * TILE + t], of_q, factors[4 * TILE + t] * added);
-                    out[((size_t)(row + t) * heads + head) * values + column] = fma(direct, v[t], result);
-                }
+                sums[t * ITEMS + ITEM] = column_dot(s, k + t * STRIDE + SPAN * part);
+                sums[(TILE + t) * ITEMS + ITEM] = column_dot(s, q + t * STRIDE + SPAN * part);
+            }
+        }
+        BARRIER();
+        uint later = ITEM / TILE, earlier = ITEM % TILE;
+        if (later < tile && earlier <= later) {
+            const LOCAL float *of_pair = dots + ITEM * PARTS;
+            float k_scale = 1.0f, q_scale = 1.0f, earlier_scale = 1.0f, decay = 1.0f;
+            if (is_delta) {
+                k_scale = 1.0f / sqrt(whole(dots + later * (TILE + 1) * PARTS, 1) + 1e-6f);
+                earlier_scale = 1.0f / sqrt(whole(dots + earlier * (TILE + 1) * PARTS, 1) + 1e-6f);
+                q_scale = whole(dots + (2 * PAIRS + later * (TILE + 1)) * PARTS, 1) + 1e-6f;
+                q_scale = 1.0f / sqrt(q_scale * (float)keys);
+            }
+            for (uint t = earlier + 1; t <= later; t++) decay *= decays[t];
+            near_k[ITEM] = decay * k_scale * earlier_scale * whole(of_pair, 1);
+            near_q[ITEM] = decay * q_scale * earlier_scale * whole(of_pair + PAIRS * PARTS, 1);
+            if (later + 1 == tile) near_end[earlier] = decay * earlier_scale;
+            if (earlier == 0) {
+                float far = decay * decays[0];
+                far_k[later] = far * k_scale;
+                far_q[later] = far * q_scale;
+                if (later + 1 == tile) far_end[0] = far;
+            }
+        }
+        BARRIER();
+        float added[TILE];
+        #pragma unroll
+        for (uint t = 0; t < TILE; t++) {
+            added[t] = 0.0f;
+            if (t < tile) {
+                float known = far_k[t] * whole(sums + t * ITEMS + ITEM % COLUMNS, COLUMNS);
                 #pragma unroll
-                for (uint i = 0; i < SPAN / 4; i++) {
-                    float4 key = LOAD_LOCALF4(k_row + i * HOP);
-                    s[4 * i] = fma(key.x, k_scale * added, s[4 * i] * decay);
-                    s[4 * i + 1] = fma(key.y, k_scale * added, s[4 * i + 1] * decay);
-                    s[4 * i + 2] = fma(key.z, k_scale * added, s[4 * i + 2] * decay);
-                    s[4 * i + 3] = fma(key.w, k_scale * added, s[4 * i + 3] * decay);
+                for (uint i = 0; i < t; i++) known = fma(near_k[t * TILE + i], added[i], known);
+                added[t] = strengths[t] * (v[t] - (is_delta ? known : 0.0f));
+                // The items of a column write its results in turn.
+                if (part == t % PARTS && is_column) {
+                    float result = far_q[t] * whole(sums + (TILE + t) * ITEMS + ITEM % COLUMNS, COLUMNS);
+                    #pragma unroll
+                    for (uint i = 0; i <= t; i++) result = fma(near_q[t * TILE + i], added[i], result);
+                    out[((size_t)(row + t) * heads + head) * values + column] = fma(direct, v[t], result);
                 }
             }
         }
+        #pragma unroll
+        for (uint i = 0; i < SPAN; i++) s[i] *= far_end[0];
+        #pragma unroll
+        for (uint t = 0; t < TILE; t++) {
+            if (t < tile) {
+                float factor = near_end[t] * added[t];
+                #pragma unroll
+                for (uint i = 0; i < SPAN; i += 4) {
+                    float4 key = LOAD_LOCALF4(k + t * STRIDE + SPAN * part + i);
+                    s[i] = fma(key.x, factor, s[i]);
+                    s[i + 1] = fma(key.y, factor, s[i + 1]);
+                    s[i + 2] = fma(key.z, factor, s[i + 2]);
+                    s[i + 3] = fma(key.w, factor, s[i + 3]);
+                }
+            }
+        }
+        #pragma unroll
+        for (uint t = 0; t < TILE; t++) v[t] = next_v[t];
         row += tile;
         // The next tile replaces the queries and keys.
         BARRIER();
@@ -194,7 +227,7 @@ KERNEL(ITEMS) state_scan(
     GLOBAL float *to = state + (writes ? ((size_t)slot.y * heads + head) * size : 0);
     #pragma unroll
     for (uint i = 0; i < SPAN; i++) {
-        uint d = PLACE(i);
+        uint d = SPAN * part + i;
         if (writes && d < keys) to[(size_t)d * values + column] = s[i];
     }
 }

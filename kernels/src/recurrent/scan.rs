@@ -22,6 +22,9 @@
 //! - Otherwise S ← S + k ⊗ Δ · v, and the result is Sᵀq + D · v (Mamba 2, whose names are x for v, B for k, C for q).
 //!
 //! Consecutive heads share a key head. With [`TILED`], heads that are `key heads` apart share one.
+//!
+//! Some variants compute tiles of rows that start at fixed multiples of positions. The bits of a row's result then depend on
+//! the position at which its tile was entered: the start of the tile, or of the run.
 
 use super::{Runs, starts};
 use crate::abi::{IMPOSSIBLE, array, params, words};
@@ -41,7 +44,7 @@ pub const LOGARITHM: u32 = 4;
 pub const MAX_KEY_DIMENSION: u32 = 128;
 
 /// Items of a group that share the column of a state.
-pub(crate) const PARTS: u32 = 4;
+const PARTS: u32 = 4;
 /// Work items per group.
 pub(crate) const ITEMS: u32 = 128;
 
@@ -105,9 +108,9 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns a grid of rows × heads × blocks of columns. The group of the first row of a run computes the run.
+/// Returns a grid of sequences × heads × blocks of columns.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    [constants[0], constants[4], constants[7].div_ceil(ITEMS / PARTS)]
+    [constants[0].min(constants[1]), constants[4], constants[7].div_ceil(ITEMS / PARTS)]
 }
 
 pub(crate) struct StateScan;
