@@ -65,6 +65,6 @@ pub use kernel::{Activations, CacheType, ElementType, Kernel, KvType, NumericsCl
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use module::module_source;
 pub use quantize::row_bytes;
-pub use table::{preferred, select, variants};
+pub use table::{preferred, select, select_for, variants};
 pub use types::{BlockScale, TensorType};
 pub use variant::{Code, Grid, NEVER, Text, Variant};

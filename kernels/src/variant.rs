@@ -11,6 +11,9 @@ use std::sync::Arc;
 /// Number of rows that exceeds the capacity of every launch.
 pub const NEVER: u32 = u32::MAX;
 
+/// Maximum row capacity that marks a variant for products with few results: see [`select_for`](crate::select_for).
+pub const NARROW: u32 = 0;
+
 /// An implementation of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {

@@ -81,7 +81,7 @@ impl Emitter<'_> {
         rows: u32,
         Call { kernel, arguments, constants }: Call,
     ) -> Result<ProgramStep, CompileError> {
-        let variant = ragtag_kernels::select(kernel, self.caps, rows);
+        let variant = ragtag_kernels::select_for(kernel, self.caps, rows, &constants);
         let variant = variant.ok_or(CompileError::Kernel { kernel })?;
         let entry = self.variants.iter().position(|v| std::ptr::eq(*v, variant)).unwrap_or_else(|| {
             self.variants.push(variant);

@@ -5,7 +5,7 @@ use crate::blocks::TensorType;
 use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout};
-use crate::variant::{NEVER, Variant};
+use crate::variant::{NARROW, NEVER, Variant};
 use crate::{add, experts, matmul, widen};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ const EXPERT_ITEMS: Items = Items(128);
 /// an expert share them.
 pub(super) const EXPERT_ROWS: u32 = 8;
 
+/// Number of rows of x per group of a narrow product.
+const NARROW_ROWS: u32 = 8;
+
 /// Number of work items that share a row of weights: `SHARING` in the source of the row-major products.
 const SHARING: u32 = 32;
 
@@ -46,6 +49,8 @@ pub(super) fn variants() -> Vec<Variant> {
     out.extend([TensorType::F16, TensorType::BF16].map(half_product_function));
     out.extend(TensorType::ALL.into_iter().filter(quantised).map(widen_function));
     out.extend(TensorType::ALL.into_iter().flat_map(expert_functions));
+    let takes_int8 = |t: &TensorType| matmul::takes(*t, Activations::Int8);
+    out.extend(TensorType::ALL.into_iter().filter(takes_int8).map(int8_expert_function));
     out.extend(TensorType::ALL.into_iter().filter(|t| !quantised(t)).flat_map(row_major_expert_functions));
     out.into_iter().flat_map(Function::variants).collect()
 }
@@ -127,7 +132,7 @@ fn tiled(
 }
 
 /// Returns all kernels with f32 activations that read plain weights in the row-major layout.
-fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
+fn row_major_functions(tensor_type: TensorType) -> [Function; 6] {
     let form = (Layout::RowMajor, Activations::F32);
     let gemv = |names, max_rows, source| Function {
         grid: rows_grid,
@@ -138,11 +143,13 @@ fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
         ..tiled(names, tensor_type, form, source)
     };
     let embed = composer!(tensor_type, row_major_embed_source);
+    let narrow = gemv(names!("-row-major-narrow"), NARROW, composer!(tensor_type, narrow_source));
     [
         embedding(names!("-row-major"), tensor_type, Layout::RowMajor, embed),
         gemv(names!("-row-major-gemv-1"), 1, composer!(tensor_type, row_major_gemv::<1>)),
         gemv(names!("-row-major-gemv-4"), 4, composer!(tensor_type, row_major_gemv::<4>)),
         gemv(names!("-row-major-gemv-8"), 8, composer!(tensor_type, row_major_gemv::<8>)),
+        Function { grid: narrow_grid, ..narrow },
         tiled(names!("-row-major-tiled"), tensor_type, form, composer!(tensor_type, row_major_tiled)),
     ]
 }
@@ -198,6 +205,17 @@ fn expert_functions(tensor_type: TensorType) -> [Function; 2] {
     [few, many]
 }
 
+/// Returns the product of a few rows of int8 activations and the weights of experts.
+fn int8_expert_function(tensor_type: TensorType) -> Function {
+    let [few, _] = expert_functions(tensor_type);
+    Function {
+        kernel: Kernel::ExpertMatMul(tensor_type, Activations::Int8),
+        source: composer!(tensor_type, int8_expert_source),
+        function: "expert_matmul_int8",
+        ..few
+    }
+}
+
 fn row_major_expert_functions(tensor_type: TensorType) -> [Function; 2] {
     let [few, many] = expert_functions(tensor_type);
     let layout = Some(Layout::RowMajor);
@@ -217,6 +235,11 @@ fn gemv_grid(constants: &[u32]) -> [u32; 3] {
 /// Returns a grid with one work group per `GEMV_ITEMS / SHARING` weight rows.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
+}
+
+/// Returns the grid of [`rows_grid`] for each [`NARROW_ROWS`] rows of x.
+fn narrow_grid(constants: &[u32]) -> [u32; 3] {
+    [rows_grid(constants)[0], constants[0].div_ceil(NARROW_ROWS), 1]
 }
 
 /// Returns a grid with one group per tile: tiles of rows of x in the first dimension, tiles of weight rows in
@@ -297,6 +320,11 @@ fn expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> 
     with_reader(language, tensor_type, EXPERT_ITEMS, &[EXPERT_MATMUL])
 }
 
+fn int8_expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    let product = include_str!("../experts/matmul_int8.cl");
+    with_reader(language, tensor_type, EXPERT_ITEMS, &[BLOCKS, product])
+}
+
 fn row_major_expert_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     with_rows(language, tensor_type, EXPERT_ITEMS, &[EXPERT_MATMUL])
 }
@@ -317,8 +345,17 @@ fn row_major_embed_source(language: KernelLanguage, tensor_type: TensorType) -> 
 
 /// Composes a row-major product for up to `M` rows of f32 activations.
 fn row_major_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
-    let rows = format!("#define M {M}\n");
-    with_rows(language, tensor_type, GEMV_ITEMS, &[&rows, include_str!("../matmul/rows.cl")])
+    row_products(language, tensor_type, M, false)
+}
+
+/// Composes a row-major product for many rows of x and few results.
+fn narrow_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    row_products(language, tensor_type, NARROW_ROWS, true)
+}
+
+fn row_products(language: KernelLanguage, tensor_type: TensorType, rows: u32, is_narrow: bool) -> Arc<str> {
+    let figures = format!("#define M {rows}\n#define NARROW {}\n", u32::from(is_narrow));
+    with_rows(language, tensor_type, GEMV_ITEMS, &[&figures, include_str!("../matmul/rows.cl")])
 }
 
 fn row_major_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {

@@ -111,6 +111,11 @@ fn extents(
     out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
+/// Returns whether a launch has so few results that tiles of 64 × 64 of them would use a small part of a GPU.
+pub(crate) fn is_narrow(constants: &[u32]) -> bool {
+    constants[2] <= 8 || constants[0].div_ceil(64) * constants[2].div_ceil(64) <= 64
+}
+
 /// Returns a grid with one group per [`TASK_ROWS`] rows of weights.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(TASK_ROWS), 1, 1]

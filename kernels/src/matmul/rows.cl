@@ -1,5 +1,6 @@
 // Products for few rows of x with weights that lie row by row: 32 items take a row of weights, 16 bytes each at a time,
-// and M rows of x. Where fewer rows of x are left, the last one stands for the others.
+// and M rows of x. Where fewer rows of x are left, the last one stands for the others. A group takes all rows of x, or M of them
+// if NARROW is 1.
 
 // Items that share a row of weights; their sums are brought together in local memory.
 #define SHARING 32
@@ -47,7 +48,7 @@ KERNEL(ITEMS) matmul_rows(
     // Beyond the last row of weights an item computes that row, and does not write.
     const GLOBAL uchar *row = weights + (size_t)min(first_column + ITEM / SHARING, n - 1) * pitch_bytes(k);
     uint used = count(params, word, rows);
-    for (uint start = 0; start < used; start += M) {
+    for (uint start = NARROW ? GROUP(1) * M : 0; start < used; start += NARROW ? rows : M) {
         float acc[M];
         #pragma unroll
         for (uint m = 0; m < M; m++) acc[m] = 0.0f;
