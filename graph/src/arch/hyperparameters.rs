@@ -61,10 +61,20 @@ impl Hyperparameters {
         }
     }
 
-    /// Checks that the hyperparameters are consistent. The argument gives the file's keys for the KV head
+    /// Checks that the hyperparameters are consistent and supported. The argument gives the file's keys for the KV head
     /// count, the number of rotating dimensions and the head size, which error messages name.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
+        let Extras { window, windowed_layers, recurrent, recurrent_layers, .. } = &self.extras;
+        // The blocks of rings and the slots of states have one list per sequence.
+        if window.is_some()
+            && recurrent.is_some()
+            && !windowed_layers.is_none()
+            && !recurrent_layers.is_none()
+        {
+            let what = "layers with a window beside recurrent layers".into();
+            return Err(ModelError::Unsupported { what });
+        }
         let mut counts = std::iter::once(&self.kv_heads).chain(&self.extras.layer_kv_heads);
         if let Some(count) = counts.find(|count| !self.heads.is_multiple_of(**count)) {
             return bad(kv_heads, format!("{} heads cannot share {count} key-value heads", self.heads));

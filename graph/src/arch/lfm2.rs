@@ -1,6 +1,6 @@
 //! LFM2: most layers are short convolutions between two gates. In LFM2 MoE, all but the first layers have experts.
 
-use super::architecture::{Architecture, TIED, USUAL, rope_base};
+use super::architecture::{Architecture, TIED, USUAL, kv_heads, rope_base};
 use super::experts;
 use super::extras::LayerSet;
 use super::hyperparameters::Hyperparameters;
@@ -36,20 +36,24 @@ const SHARED: &[Names] = &[
 const OUTPUT_NORM: &str = "token_embd_norm";
 const OUTPUT_NORM_WEIGHT: &str = "token_embd_norm.weight";
 
-const DEFAULTS: [(&str, Setting); 4] =
-    [("norm_eps", Setting::Number(1e-5)), TIED, rope_base(1e6), ("conv_L_cache", Setting::Count(3))];
+/// Defaults of both classes. A model without experts does not read their number.
+const DEFAULTS: &[(&str, Setting)] = &[
+    ("norm_eps", Setting::Number(1e-5)),
+    TIED,
+    rope_base(1e6),
+    ("conv_L_cache", Setting::Count(3)),
+    kv_heads(8),
+    ("num_experts", Setting::Count(32)),
+    ("num_experts_per_tok", Setting::Count(4)),
+    ("moe_intermediate_size", Setting::Count(1792)),
+    ("num_dense_layers", Setting::Count(2)),
+];
 
 pub(super) static LFM2: Architecture = Architecture {
     name: "lfm2",
     classes: &["Lfm2ForCausalLM"],
     multimodal_classes: &["Lfm2VlForConditionalGeneration"],
-    defaults: &[
-        DEFAULTS[0],
-        DEFAULTS[1],
-        DEFAULTS[2],
-        DEFAULTS[3],
-        ("num_key_value_heads", Setting::Count(8)),
-    ],
+    defaults: DEFAULTS,
     epsilon: "norm_eps",
     activation: ("hidden_act", &[]),
     read: |keys, h| {
@@ -64,17 +68,7 @@ pub(super) static LFM2: Architecture = Architecture {
 pub(super) static LFM2_MOE: Architecture = Architecture {
     name: "lfm2moe",
     classes: &["Lfm2MoeForCausalLM"],
-    defaults: &[
-        DEFAULTS[0],
-        DEFAULTS[1],
-        DEFAULTS[2],
-        DEFAULTS[3],
-        ("num_key_value_heads", Setting::Count(8)),
-        ("num_experts", Setting::Count(32)),
-        ("num_experts_per_tok", Setting::Count(4)),
-        ("moe_intermediate_size", Setting::Count(1792)),
-        ("num_dense_layers", Setting::Count(2)),
-    ],
+    defaults: DEFAULTS,
     epsilon: "norm_eps",
     activation: ("hidden_act", &[]),
     read: |keys, h| {
