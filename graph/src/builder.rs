@@ -616,6 +616,22 @@ impl<'a> Builder<'a> {
         Ok(inputs[2])
     }
 
+    /// Adds a node for the up projections of the experts in `route`, with `hidden` values each.
+    pub(crate) fn expert_up(
+        &mut self,
+        x: NodeIndex,
+        route: NodeIndex,
+        layer: u32,
+        count: u32,
+        hidden: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let (shape, used) = (self.graph.node(x).shape(), self.graph.node(route).width / 2);
+        let weights = self.experts(layer, "ffn_up", count, [shape.width, hidden])?;
+        let (activations, rows, piece) = (Activations::F32, hidden, hidden);
+        let operator = ExpertMatMul { weights, activations, count, used, rows, piece, column: 0 };
+        Ok(self.add(operator, Shape { width: used * hidden, ..shape }, &[x, route]))
+    }
+
     /// Adds a node that applies `rule` to the gates and up projections of the experts in `route`, after it has added their
     /// biases.
     pub(crate) fn expert_gate(

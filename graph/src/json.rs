@@ -28,6 +28,27 @@ pub(crate) fn parse_slice<T: DeserializeOwned>(file: &str, json: &[u8]) -> Resul
         .map_err(|error| FormatError::Json { file: file.to_owned(), cause: shown(&error) })
 }
 
+/// Returns `json` with strings instead of the bare words for infinities and NaN that Python writes. JSON has no such
+/// numbers.
+pub(crate) fn quote_words(json: &[u8]) -> Cow<'_, [u8]> {
+    const WORDS: [&[u8]; 3] = [b"Infinity", b"-Infinity", b"NaN"];
+    let (mut out, mut copied, mut at, mut is_text) = (Vec::new(), 0, 0, false);
+    while let Some(rest) = json.get(at..).filter(|rest| !rest.is_empty()) {
+        let word = WORDS.into_iter().find(|word| !is_text && rest.starts_with(word));
+        if let Some(word) = word {
+            out.extend([&json[copied..at], b"\"", word, b"\""].concat());
+            copied = at + word.len();
+        }
+        is_text ^= rest[0] == b'"';
+        at += match word {
+            Some(word) => word.len(),
+            None if is_text && rest[0] == b'\\' => 2,
+            None => 1,
+        };
+    }
+    if copied == 0 { json.into() } else { [&out, &json[copied..]].concat().into() }
+}
+
 /// Escapes and truncates the parser's message, because it may quote a long part of the file.
 fn shown(error: &serde_json::Error) -> String {
     let text = error.to_string();
@@ -40,6 +61,16 @@ fn shown(error: &serde_json::Error) -> String {
 mod tests {
     use super::*;
     use crate::source::MemorySource;
+
+    #[test]
+    fn bare_words_become_strings() {
+        let quoted = |json: &str| String::from_utf8(quote_words(json.as_bytes()).into_owned()).unwrap();
+        for plain in ["", "{}", r#"{"NaN": "-Infinity \" NaN"}"#, r#"["\\", "Infinity"]"#, "\"\\", "\"NaN"] {
+            assert!(matches!(quote_words(plain.as_bytes()), Cow::Borrowed(_)), "{plain}");
+        }
+        assert_eq!(quoted(r#"[0.0, Infinity, "\\", -Infinity]"#), r#"[0.0, "Infinity", "\\", "-Infinity"]"#);
+        assert_eq!(quoted(r#"{"a": NaN}"#), r#"{"a": "NaN"}"#);
+    }
 
     #[test]
     fn messages_are_short_and_escaped() {

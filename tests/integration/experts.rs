@@ -37,7 +37,7 @@ fn golden() -> Vec<Golden> {
 /// Returns the shapes of all tensors. A shape of tensors in all layers has * instead of their numbers.
 fn shapes_of(of_model: &Value) -> BTreeMap<String, Vec<usize>> {
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_value(of_model["shapes"].clone()).unwrap();
-    let layers = of_model["config"]["num_hidden_layers"].as_u64().unwrap();
+    let layers = of_model["config"]["num_hidden_layers"].as_u64().unwrap_or(0);
     let all = shapes.into_iter().flat_map(|(key, shape)| {
         let count = if key.contains('*') { layers } else { 1 };
         (0..count).map(move |layer| (key.replace('*', &layer.to_string()), shape.clone()))
@@ -197,7 +197,9 @@ impl Golden {
         let header = Value::Object(header).to_string();
         let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
         std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        // Python writes infinity without quotes.
+        let config = self.config.to_string().replace("\"Infinity\"", "Infinity");
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
         folder
     }
 

@@ -1,6 +1,8 @@
 //! Tests models with recurrent layers. The expected logits are those of `transformers` in float64, which
 //! `tests/support/golden/hybrids.py` wrote. The weights follow from a formula.
 
+mod nemotron;
+
 use crate::experts::{Golden, bytes_of, interleaved, read};
 use crate::gpus::{LAVAPIPE, POCL, gpus_and};
 use crate::support::{Setup, block_on, engine, greedy, listen, relative_error};
@@ -14,6 +16,10 @@ use tempfile::TempDir;
 fn golden() -> Vec<Golden> {
     let mut all = read("hybrids.json", weight);
     for golden in &mut all {
+        if nemotron::is_nemotron(golden) {
+            nemotron::publish(golden);
+            continue;
+        }
         let renamed = |key: String| {
             let names = [
                 ("moe.experts.gate_up_proj", "moe.input_linear.weight"),
@@ -29,7 +35,7 @@ fn golden() -> Vec<Golden> {
 }
 
 /// Divisors of the weights whose names end like this.
-const DIVISORS: [(&str, f32); 14] = [
+const DIVISORS: [(&str, f32); 16] = [
     ("expert_bias", 256.0),
     ("conv.conv.weight", 128.0),
     ("conv1d.weight", 128.0),
@@ -43,16 +49,19 @@ const DIVISORS: [(&str, f32); 14] = [
     ("experts.down_proj", 64.0),
     ("experts.gate_up_proj", 128.0),
     ("feed_forward.gate.weight", 256.0),
+    ("e_score_correction_bias", 256.0),
+    ("experts.up_proj", 128.0),
     ("", 512.0),
 ];
 
 /// Returns weight number `at` of a tensor. All types without blocks hold it exactly.
 fn weight(_: &str, tensor: usize, at: usize, key: &str) -> f32 {
     let value = (((at + 1) * 7919 + (tensor + 1) * 104_729) % 65_537 % 257) as i32 - 128;
-    if key.ends_with("norm.weight") || key.ends_with("mamba.D") {
+    if ["norm.weight", "norm_f.weight", "mamba.D", "mixer.D"].iter().any(|end| key.ends_with(end)) {
         return 1.0 + value.div_euclid(2) as f32 / 128.0;
     }
-    let is_router = ["mlp.gate.weight", "router.weight"].iter().any(|end| key.ends_with(end));
+    let is_router =
+        ["mlp.gate.weight", "router.weight", "mixer.gate.weight"].iter().any(|end| key.ends_with(end));
     let divisor = DIVISORS.iter().find(|(end, _)| key.ends_with(end)).map_or(1.0, |(_, divisor)| *divisor);
     value as f32 / if is_router { 32.0 } else { divisor }
 }
@@ -118,32 +127,38 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
         "Qwen3Next" => "qwen3next",
         "Lfm2" => "lfm2",
         "Lfm2Moe" => "lfm2moe",
+        _ if nemotron::is_nemotron(golden) => nemotron::architecture(golden),
         _ => "granitehybrid",
     };
     writer.put("general.architecture", architecture);
     let is_moe = golden.name.ends_with("Moe") || golden.name == "GraniteMoeHybrid";
-    let keys: [(&str, &[&str]); 17] = [
+    let keys: [(&str, &[&str]); 18] = [
         ("block_count", &["num_hidden_layers"]),
         ("context_length", &["max_position_embeddings"]),
         ("embedding_length", &["hidden_size"]),
         ("attention.head_count", &["num_attention_heads"]),
         ("attention.key_length", &["head_dim"]),
-        ("expert_count", &["num_experts", "num_local_experts"]),
+        ("expert_count", &["num_experts", "num_local_experts", "n_routed_experts"]),
         ("expert_used_count", &["num_experts_per_tok"]),
+        ("expert_group_count", &["n_group"]),
         ("expert_feed_forward_length", &["moe_intermediate_size"]),
-        ("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]),
+        (
+            "expert_shared_feed_forward_length",
+            &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"],
+        ),
         ("leading_dense_block_count", &["num_dense_layers"]),
-        ("ssm.conv_kernel", &["linear_conv_kernel_dim", "mamba_d_conv"]),
-        ("ssm.state_size", &["linear_key_head_dim", "mamba_d_state"]),
-        ("ssm.group_count", &["linear_num_key_heads", "mamba_n_groups"]),
-        ("ssm.time_step_rank", &["linear_num_value_heads", "mamba_n_heads"]),
+        ("ssm.conv_kernel", &["linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"]),
+        ("ssm.state_size", &["linear_key_head_dim", "mamba_d_state", "ssm_state_size"]),
+        ("ssm.group_count", &["linear_num_key_heads", "mamba_n_groups", "n_groups"]),
+        ("ssm.time_step_rank", &["linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"]),
         ("shortconv.l_cache", &["conv_L_cache"]),
         ("rope.dimension_count", &[]),
         ("feed_forward_length", &["intermediate_size"]),
     ];
     // The file of a dense model has the size of its only network, and that of Qwen has no size without experts.
     let is_dense_granite = golden.name == "GraniteMoeHybrid-Dense";
-    let skipped = if ["qwen35moe", "qwen3next"].contains(&architecture) { "feed_forward_length" } else { "" };
+    let has_no_size = ["qwen35moe", "qwen3next"].contains(&architecture) || nemotron::is_nemotron(golden);
+    let skipped = if has_no_size { "feed_forward_length" } else { "" };
     for (key, fields) in keys.into_iter().filter(|(key, _)| *key != skipped) {
         let fields = match key {
             "feed_forward_length" if is_dense_granite => &["shared_intermediate_size"],
@@ -155,10 +170,9 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
     }
     let put =
         |writer: &mut Writer, key: &str, value: u32| writer.put(&format!("{architecture}.{key}"), value);
-    let kinds = golden.config["layer_types"].as_array().unwrap();
+    let kinds = golden.config["layer_types"].as_array().into_iter().flatten();
     let kv_heads = count(golden, "num_key_value_heads").unwrap();
-    let per_layer: Vec<u32> =
-        kinds.iter().map(|kind| if kind == "full_attention" { kv_heads } else { 0 }).collect();
+    let per_layer: Vec<u32> = kinds.map(|kind| if kind == "full_attention" { kv_heads } else { 0 }).collect();
     match architecture {
         "qwen35" | "qwen35moe" | "qwen3next" => {
             put(writer, "attention.head_count_kv", kv_heads);
@@ -166,6 +180,7 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
             put(writer, "rope.dimension_count", 16);
             put(writer, "ssm.inner_size", 128);
         }
+        _ if nemotron::is_nemotron(golden) => nemotron::put_metadata(golden, writer),
         _ => writer.put(&format!("{architecture}.attention.head_count_kv"), &per_layer[..]),
     }
     if architecture == "granitehybrid" {
@@ -183,6 +198,7 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
     for (key, field) in [
         ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
         ("attention.layer_norm_rms_epsilon", "norm_eps"),
+        ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
         ("embedding_scale", "embedding_multiplier"),
         ("residual_scale", "residual_multiplier"),
         ("attention.scale", "attention_multiplier"),
@@ -192,8 +208,9 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
             writer.put(&format!("{architecture}.{key}"), float(&golden.config[field]));
         }
     }
-    let base = float(&golden.config["rope_parameters"]["rope_theta"]);
-    writer.put(&format!("{architecture}.rope.freq_base"), base);
+    if let Some(base) = golden.config["rope_parameters"]["rope_theta"].as_f64() {
+        writer.put(&format!("{architecture}.rope.freq_base"), base as f32);
+    }
 }
 
 /// Moves value heads that share a key head apart: in GGUF files, head h has key head h mod key heads. A head has `size` rows,
@@ -220,6 +237,9 @@ fn gguf_tensors(
     shape: &[usize],
     values: &[f32],
 ) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    if nemotron::is_nemotron(golden) {
+        return nemotron::gguf_tensors(golden, key, shape, values);
+    }
     let is_qwen = golden.name.starts_with("Qwen3");
     let is_tiled = golden.name.starts_with("Qwen3_5");
     // The files of this architecture have 1 added to the weights of norms.
@@ -370,7 +390,8 @@ fn cuts_and_chunks_do_not_change_the_logits_of_hybrids() {
         let ids: Vec<u32> = (0..60).map(|at| (at * 7 + at / 5) % 37 + 3).collect();
         let logits = |setup: &Setup<'_>| block_on(engine(&model, setup).session().logits(&ids)).unwrap();
         let whole = logits(&Setup { chunk: 60, ..halves.clone() });
-        let last = 2 * model.hyperparameters().layers + 1;
+        // Layers with one half are not divided.
+        let last = model.graph().with_granularity(Granularity::HalfBlock).segment_count() - 1;
         for cut in 1..=last {
             let split = format!("0-{}=cpu:0,{cut}-{last}=cpu:1", cut - 1);
             let setup = Setup { chunk: 60, split: Some(&split), cpu_devices: 2, ..halves.clone() };

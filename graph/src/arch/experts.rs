@@ -21,6 +21,12 @@ pub struct Experts {
     /// Intermediate size of the network that all tokens use, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<u32>,
+    /// Number of values of the rows that the experts read and write, if it is not that of the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latent: Option<u32>,
+    /// Whether the experts and the shared network lack gates. The function is then that of the up projection.
+    #[serde(skip)]
+    pub lacks_gates: bool,
     /// Whether the output of this network has a gate.
     #[serde(skip)]
     pub shared_gate: bool,
@@ -82,8 +88,18 @@ pub(super) fn read(keys: &Keys<'_>, h: &Hyperparameters, usual: Choice) -> Resul
         let why = format!("{used} of {count} experts, from {kept} of {groups} groups");
         return Err(bad(keys, "expert_group_used_count", "topk_group", why));
     }
-    let (shared, shared_gate, rule, has_biases) = (None, false, None, false);
-    Ok(Experts { count, used, feed_forward, shared, shared_gate, choice, rule, has_biases })
+    Ok(Experts {
+        count,
+        used,
+        feed_forward,
+        shared: None,
+        latent: None,
+        lacks_gates: false,
+        shared_gate: false,
+        choice,
+        rule: None,
+        has_biases: false,
+    })
 }
 
 /// Returns the rule of the choice, as far as the file describes it.

@@ -119,6 +119,9 @@ pub struct Extras {
     /// Layers that are recurrent.
     #[serde(skip_serializing_if = "LayerSet::is_none")]
     pub recurrent_layers: LayerSet,
+    /// Layers that consist of a feed-forward network. If there are any, each other layer has no such network.
+    #[serde(skip_serializing_if = "LayerSet::is_none")]
+    pub feed_forward_layers: LayerSet,
     /// Name of the norm before the projection to logits.
     #[serde(skip)]
     pub output_norm: &'static str,
@@ -215,6 +218,7 @@ impl Default for Extras {
             latent: None,
             recurrent: None,
             recurrent_layers: LayerSet::None,
+            feed_forward_layers: LayerSet::None,
             output_norm: "output_norm",
             fused_gates: false,
             router_bias: false,

@@ -8,11 +8,10 @@ use super::granite;
 use super::hyperparameters::Hyperparameters;
 use super::keys::{Keys, Setting};
 use super::names::{COMMON, NORMS};
-use super::recurrent::{self, MAMBA, Recurrent};
+use super::recurrent::{self, MAMBA, MambaFields, Recurrent};
 use super::rope::RopePairing;
 use super::transformer::{FeedForward, Layer};
 use crate::error::ModelError;
-use crate::ops::ScanHeads;
 use ragtag_kernels::experts::route::Choice;
 use serde_json::json;
 
@@ -67,26 +66,15 @@ pub(super) static GRANITE_HYBRID: Architecture = Architecture {
 
 /// Reads the sizes of the Mamba layers.
 fn mamba(keys: &Keys<'_>, h: &Hyperparameters) -> Result<Recurrent, ModelError> {
-    let taps = recurrent::taps(keys, "ssm.conv_kernel", "mamba_d_conv", 4)?;
-    let count = recurrent::count(keys, "ssm.time_step_rank", "mamba_n_heads", 1)?;
-    let groups = recurrent::count(keys, "ssm.group_count", "mamba_n_groups", 1)?;
-    let key_dimension = recurrent::count(keys, "ssm.state_size", "mamba_d_state", 1)?;
-    let inner = match keys.count("ssm.inner_size", "")? {
-        Some(inner) => inner,
-        None => recurrent::count(keys, "", "mamba_expand", 2)?.saturating_mul(h.width),
+    let fields = MambaFields {
+        taps: "mamba_d_conv",
+        heads: "mamba_n_heads",
+        groups: "mamba_n_groups",
+        state: "mamba_d_state",
+        bias: "mamba_conv_bias",
     };
-    if !inner.is_multiple_of(count) {
-        let key = keys.label("ssm.time_step_rank", "mamba_n_heads");
-        let why = format!("{count} heads do not divide {inner} values");
-        return Err(ModelError::Hyperparameter { key, why });
-    }
-    let heads = ScanHeads { count, keys: groups, key_dimension, value_dimension: inner / count };
-    let heads = recurrent::checked(keys, heads, "ssm.group_count", "mamba_n_groups")?;
-    let has_biases = match keys.config() {
-        Some(_) => keys.flag("", "mamba_conv_bias")?.unwrap_or(true),
-        None => true,
-    };
-    Ok(Recurrent::Mamba { taps, heads, has_biases })
+    let inner = |_| Ok(recurrent::count(keys, "", "mamba_expand", 2)?.saturating_mul(h.width));
+    recurrent::mamba(keys, &fields, inner)
 }
 
 /// Reads the network that all tokens use, and the experts beside it if there are any.

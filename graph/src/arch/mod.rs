@@ -30,6 +30,7 @@ mod mistral;
 mod mistral4;
 mod mixtral;
 mod names;
+mod nemotron_h;
 mod olmo2;
 mod olmoe;
 mod phi3;
@@ -65,7 +66,7 @@ pub(crate) use names::{
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 40] = [
+pub static ARCHITECTURES: [&Architecture; 42] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -106,6 +107,8 @@ pub static ARCHITECTURES: [&Architecture; 40] = [
     &lfm2::LFM2,
     &lfm2::LFM2_MOE,
     &granite_hybrid::GRANITE_HYBRID,
+    &nemotron_h::NEMOTRON_H,
+    &nemotron_h::NEMOTRON_H_MOE,
 ];
 
 impl Architecture {
@@ -153,6 +156,19 @@ mod tests {
     use crate::test_models::Shape;
     use crate::weights::{TensorInfo, Weights};
     use ragtag_kernels::TensorType;
+
+    #[test]
+    fn windows_beside_states_are_unsupported() {
+        let shape = Shape { layers: 2, width: 64, ffn: 64, heads: 2, kv_heads: 1, vocabulary: 32 };
+        let mut h = shape.without_bytes(|_| TensorType::Q4_0).hyperparameters().clone();
+        (h.extras.window, h.extras.windowed_layers) = (Some(8), LayerSet::Every(2));
+        h.extras.recurrent = Some(Recurrent::ShortConv { taps: 3 });
+        let check = |h: &Hyperparameters| h.check_shape(["", "", ""].map(String::from));
+        assert!(check(&h).is_ok());
+        h.extras.recurrent_layers = LayerSet::AllBut(2);
+        let error = check(&h).unwrap_err().to_string();
+        assert!(error.contains("layers with a window beside recurrent layers"), "{error}");
+    }
 
     #[test]
     fn each_rotating_pair_has_a_rope_factor() {

@@ -139,6 +139,40 @@ pub(super) fn checked(
     Err(ModelError::Hyperparameter { key: keys.label(gguf, config), why })
 }
 
+/// Fields of `config.json` with the sizes of Mamba 2.
+pub(super) struct MambaFields {
+    pub(super) taps: &'static str,
+    pub(super) heads: &'static str,
+    pub(super) groups: &'static str,
+    pub(super) state: &'static str,
+    pub(super) bias: &'static str,
+}
+
+/// Reads the sizes of Mamba 2. `inner` is the number of values of all heads, if the file does not have it.
+pub(super) fn mamba(
+    keys: &Keys<'_>,
+    fields: &MambaFields,
+    inner: impl Fn(u32) -> Result<u32, ModelError>,
+) -> Result<Recurrent, ModelError> {
+    let taps = taps(keys, "ssm.conv_kernel", fields.taps, 4)?;
+    let heads = count(keys, "ssm.time_step_rank", fields.heads, 1)?;
+    let groups = count(keys, "ssm.group_count", fields.groups, 1)?;
+    let key_dimension = count(keys, "ssm.state_size", fields.state, 1)?;
+    let inner = match keys.count("ssm.inner_size", "")? {
+        Some(inner) => inner,
+        None => inner(heads)?,
+    };
+    if !inner.is_multiple_of(heads) {
+        let key = keys.label("ssm.time_step_rank", fields.heads);
+        let why = format!("{heads} heads do not divide {inner} values");
+        return Err(ModelError::Hyperparameter { key, why });
+    }
+    let heads = ScanHeads { count: heads, keys: groups, key_dimension, value_dimension: inner / heads };
+    let heads = checked(keys, heads, "ssm.group_count", fields.groups)?;
+    let has_biases = keys.flag("", fields.bias)?.unwrap_or(true);
+    Ok(Recurrent::Mamba { taps, heads, has_biases })
+}
+
 /// Reads the heads of a gated delta net. GGUF files have value heads in turn of their key heads if `is_tiled` is set.
 pub(super) fn delta_net(keys: &Keys<'_>, is_tiled: bool) -> Result<Recurrent, ModelError> {
     let taps = taps(keys, "ssm.conv_kernel", "linear_conv_kernel_dim", 4)?;

@@ -32,6 +32,8 @@ pub(super) struct Layer {
     pub(super) ffn_norm: &'static str,
     /// Whether both halves read the same norm. The second half is then part of the first.
     pub(super) is_parallel: bool,
+    /// Whether the layer has each half.
+    pub(super) halves: [bool; 2],
     /// Whether the residual stream is multiplied by a number after the layer, if the file has this number.
     pub(super) has_scale: bool,
 }
@@ -152,6 +154,7 @@ impl Layer {
             norm_kind: NormKind::Rms,
             ffn_norm: "ffn_norm",
             is_parallel: false,
+            halves: [true; 2],
             has_scale: false,
         }
     }
@@ -196,14 +199,15 @@ pub(super) fn build(
             }
         };
         next_segment(builder.b);
-        let normed = builder.norm_before(layer, x, &format!("blk.{index}.attn_norm"))?;
-        x = builder.attention(layer, x, normed, index)?;
-        let parallel = layer.is_parallel.then_some(normed);
-        if let Some(normed) = parallel {
-            x = builder.feed_forward(layer, x, normed, index)?;
+        if layer.halves[0] {
+            let normed = builder.norm_before(layer, x, &format!("blk.{index}.attn_norm"))?;
+            x = builder.attention(layer, x, normed, index)?;
+            if layer.is_parallel {
+                x = builder.feed_forward(layer, x, normed, index)?;
+            }
         }
         next_segment(builder.b);
-        if parallel.is_none() {
+        if layer.halves[1] && !layer.is_parallel {
             let normed = builder.norm_before(layer, x, &format!("blk.{index}.{}", layer.ffn_norm))?;
             x = builder.feed_forward(layer, x, normed, index)?;
         }
@@ -562,27 +566,58 @@ impl Halves<'_, '_, '_> {
         let numbers = format!("blk.{index}.{numbers}");
         choice.is_scaled &= !self.b.lacks(&numbers);
         let route = self.b.route(logits, choice, &numbers)?;
-        let gate_up = self.b.expert_gate_up(normed, route, index, experts.count, experts.feed_forward)?;
-        let inner = match experts.rule {
-            Some(rule) => self.b.expert_gate(gate_up, route, index, experts.count, rule)?,
-            None => self.b.gate(gate_up, function),
+        let read = match experts.latent {
+            Some(size) => self.b.matmul(normed, &name("ffn_latent_down"), size)?,
+            None => normed,
         };
-        let y = self.b.expert_down(inner, route, index, (experts.count, experts.has_biases), width)?;
-        let Some(hidden) = experts.shared else { return Ok(y) };
-        let gate_up = if self.b.has(&name("ffn_gate_up_shexp")) {
-            self.b.matmul(normed, &name("ffn_gate_up_shexp"), 2 * hidden)?
+        let (count, hidden) = (experts.count, experts.feed_forward);
+        let inner = if experts.lacks_gates {
+            let up = self.b.expert_up(read, route, index, count, hidden)?;
+            self.b.unary(up, of_values(function))
         } else {
-            let weights = [(&*name("ffn_gate_shexp"), hidden), (&*name("ffn_up_shexp"), hidden)];
-            self.b.joint_matmul(normed, &weights, &[])?
+            let gate_up = self.b.expert_gate_up(read, route, index, count, hidden)?;
+            match experts.rule {
+                Some(rule) => self.b.expert_gate(gate_up, route, index, count, rule)?,
+                None => self.b.gate(gate_up, function),
+            }
         };
-        let inner = self.b.gate(gate_up, function);
-        let shared = self.b.matmul(inner, &name("ffn_down_shexp"), width)?;
+        let written = experts.latent.unwrap_or(width);
+        let mut y = self.b.expert_down(inner, route, index, (count, experts.has_biases), written)?;
+        if experts.latent.is_some() {
+            y = self.b.matmul(y, &name("ffn_latent_up"), width)?;
+        }
+        let Some(hidden) = experts.shared else { return Ok(y) };
+        let shared = self.shared_network(normed, index, experts, function, hidden)?;
         if !experts.shared_gate {
             return Ok(self.b.add_residual(y, shared));
         }
         let factor = self.b.matmul(normed, &name("ffn_gate_inp_shexp"), 1)?;
         let factor = self.b.unary(factor, ragtag_kernels::unary::Function::Sigmoid);
         Ok(self.b.add_scaled(y, shared, factor))
+    }
+
+    /// Adds the network beside the experts that all tokens use.
+    fn shared_network(
+        &mut self,
+        normed: NodeIndex,
+        index: u32,
+        experts: &Experts,
+        function: Function,
+        hidden: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let inner = if experts.lacks_gates {
+            let up = self.b.matmul(normed, &name("ffn_up_shexp"), hidden)?;
+            self.b.unary(up, of_values(function))
+        } else if self.b.has(&name("ffn_gate_up_shexp")) {
+            let gate_up = self.b.matmul(normed, &name("ffn_gate_up_shexp"), 2 * hidden)?;
+            self.b.gate(gate_up, function)
+        } else {
+            let weights = [(&*name("ffn_gate_shexp"), hidden), (&*name("ffn_up_shexp"), hidden)];
+            let gate_up = self.b.joint_matmul(normed, &weights, &[])?;
+            self.b.gate(gate_up, function)
+        };
+        self.b.matmul(inner, &name("ffn_down_shexp"), self.h.width)
     }
 }
 

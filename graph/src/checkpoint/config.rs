@@ -28,6 +28,7 @@ pub(super) fn read(
         architecture = architecture.of_text_part(&class, config.text("model_type")?);
     }
     layer_overrides(&mut config, architecture)?;
+    count_layers(&mut config)?;
     architecture.defaults.iter().for_each(|(key, value)| config.add_missing(key, (*value).into()));
     let (activation, functions) = architecture.activation;
     config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
@@ -111,6 +112,14 @@ fn layer_overrides(config: &mut Fields, architecture: &Architecture) -> Result<(
         if let Some(count) = count {
             config.set(field, (*count).into());
         }
+    }
+    Ok(())
+}
+
+/// Sets the number of layers of files that only list their kinds.
+fn count_layers(config: &mut Fields) -> Result<(), FormatError> {
+    if let Some(kinds) = config.texts("layers_block_type")? {
+        config.add_missing("num_hidden_layers", kinds.len().into());
     }
     Ok(())
 }

@@ -19,7 +19,8 @@ pub(crate) struct Fields {
 impl Fields {
     /// Reads a file that consists of one JSON object.
     pub(crate) fn read(source: &dyn Source) -> Result<Self, FormatError> {
-        let map = json::parse(source, MAX_CONFIG_BYTES)?;
+        let json = json::whole_file(source, MAX_CONFIG_BYTES)?;
+        let map = json::parse_slice(source.name(), &json::quote_words(&json))?;
         Ok(Fields { file: source.name().to_owned(), path: String::new(), map })
     }
 
@@ -41,7 +42,7 @@ impl Fields {
         format!("{}{key}", self.path)
     }
 
-    pub(super) fn missing(&self, key: &str) -> FormatError {
+    pub(crate) fn missing(&self, key: &str) -> FormatError {
         FormatError::MissingKey { file: self.file.clone(), key: self.label(key) }
     }
 

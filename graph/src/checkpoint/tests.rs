@@ -490,3 +490,36 @@ fn settings_of_bitnet_checkpoints_are_checked() {
     let error = packed(json!({ "quant_method": "bitnet" }));
     assert!(error.contains(&format!("is ternary and needs {name}_scale")), "{error}");
 }
+
+/// Returns the model of a configuration without weights.
+fn described(config: &str) -> Result<Model, ModelError> {
+    let mut directory = Directory::new("d");
+    put(&mut directory, CONFIG, config.as_bytes().to_vec());
+    Model::described(directory, Some(TensorType::BF16))
+}
+
+#[test]
+fn layers_of_nemotron_are_of_four_kinds() {
+    let nano = r#"{"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "head_dim": 128, "hidden_size": 2688,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+        "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+        "mamba_proj_bias": false, "max_position_embeddings": 262144, "mlp_bias": false, "mlp_hidden_act": "relu2",
+        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 32,
+        "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2, "partial_rotary_factor": 1.0,
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "sliding_window": null, "ssm_state_size": 128,
+        "time_step_limit": [0.0, Infinity], "topk_group": 1, "use_bias": false, "use_conv_bias": true, "vocab_size": 131072}"#;
+    let model = described(nano).unwrap();
+    assert!(model.parameters().abs_diff(31_578_000_000) < 1_000_000, "{}", model.parameters());
+    for (from, to, wanted) in [
+        ("[0.0, Infinity]", "[0.0, 0.5]", "time_step_limit in config.json = a list"),
+        ("\"MEMEM", "\"MEME", "hybrid_override_pattern in config.json: 51 layers instead of 52"),
+        ("\"MEMEM", "\"MEMEX", "layers of type \"X\""),
+        ("\"use_bias\": false", "\"use_bias\": true", "use_bias in config.json = true"),
+        ("\"head_dim\": 128", "\"attention_head_dim\": 96", "attention_head_dim in config.json = 96"),
+        ("\"hybrid_override_pattern\"", "\"x\"", "layers_block_type"),
+    ] {
+        let error = described(&nano.replace(from, to)).map(drop).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}

@@ -17,6 +17,12 @@ MAMBA = dict(
     layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=16, mamba_d_head=32,
     mamba_d_conv=4, mamba_expand=2, shared_intermediate_size=64, embedding_multiplier=2.0, residual_multiplier=0.5, attention_multiplier=0.25,
     logits_scaling=0.5, num_experts_per_tok=2, tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
+# The reference clamps Δ of whole passes at `time_step_min`, but not that of single steps. Without the clamp, both agree.
+NEMOTRON = dict(
+    head_dim=64, mamba_num_heads=4, mamba_head_dim=32, n_groups=2, ssm_state_size=16, conv_kernel=4, time_step_min=1e-12, layer_norm_epsilon=1e-5)
+NEMOTRON_EXPERTS = dict(
+    NEMOTRON, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64, n_group=2, topk_group=1,
+    routed_scaling_factor=2.5)
 # Features, and what switches each of them off: settings, or the end of a weight's name and its values.
 GATES = {"A_log": -20.0, "dt_bias": -20.0, "conv1d.weight": 0.125, "q_norm.weight": 5.0, "linear_attn.norm.weight": 1.0}
 MODELS = {
@@ -38,17 +44,30 @@ MODELS = {
     "GraniteMoeHybrid-Dense": (
         dict(MAMBA, num_local_experts=0, position_embedding_type="rope"),
         {"A_log": -20.0, "mamba.D": 0.0, "rotation": dict(position_embedding_type=None)}),
+    # Each layer is one of four kinds.
+    "NemotronH": (
+        dict(NEMOTRON, layers_block_type=["linear_attention", "full_attention", "mlp"]),
+        {"A_log": -20.0, "dt_bias": -20.0, "mixer.D": 0.0, "conv1d.bias": 0.0, "mixer.norm.weight": 1.0, "o_proj.weight": 0.0,
+         "square": dict(mlp_hidden_act="relu")}),
+    "NemotronH-Moe": (
+        dict(NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention"]),
+        {"A_log": -20.0, "e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0, "square": dict(mlp_hidden_act="relu"),
+         "renormalisation": dict(norm_topk_prob=False), "scale": dict(routed_scaling_factor=1.0), "groups": dict(n_group=1, topk_group=1)}),
+    # Experts with rows of another length.
+    "NemotronH-Latent": (
+        dict(NEMOTRON_EXPERTS, layers_block_type=["full_attention", "linear_attention", "moe"], moe_latent_size=32),
+        {"A_log": -20.0, "fc2_latent_proj.weight": 0.0, "shared_experts.down_proj.weight": 0.0}),
 }
-ROUTERS = ("mlp.gate.weight", "router.layer.weight", "router.weight", "feed_forward.gate.weight")
+ROUTERS = ("mlp.gate.weight", "router.layer.weight", "router.weight", "feed_forward.gate.weight", "mixer.gate.weight")
 
 
 def weight(tensor, at, key):
     value = ((at + 1) * 7919 + (tensor + 1) * 104729) % 65537 % 257 - 128
-    if key.endswith(("norm.weight", "mamba.D")):
+    if key.endswith(("norm.weight", "norm_f.weight", "mamba.D", "mixer.D")):
         return 1 + value // 2 / 128
     for end, divisor in (("expert_bias", 256), ("conv.conv.weight", 128), ("conv1d.weight", 128), ("A_log", 64), ("dt_bias", 64), ("conv1d.bias", 128),
                          ("q_proj.weight", 128), ("k_proj.weight", 128), ("v_proj.weight", 128), ("o_proj.weight", 128), ("experts.down_proj", 64), ("experts.gate_up_proj", 128),
-                         ("feed_forward.gate.weight", 256)):
+                         ("feed_forward.gate.weight", 256), ("e_score_correction_bias", 256), ("experts.up_proj", 128)):
         if key.endswith(end):
             return value / divisor
     return value / (32 if key.endswith(ROUTERS) else 512)
@@ -74,17 +93,27 @@ def build(name, changes, neutral=None):
 def run(model, prompts):
     """Logits of the last token of each prompt, and the least distance between the values of a chosen expert and another."""
     margins, hooks = [torch.full((len(prompts),), 9.0, dtype=torch.float64)], []
-    used = getattr(model.config, "num_experts_per_tok", 0)
+    used, groups = getattr(model.config, "num_experts_per_tok", 0), getattr(model.config, "n_group", 1)
+
+    def note(values, count):
+        top = values.topk(count + 1, dim=-1).values
+        margins.append((top[:, count - 1] - top[:, count]).view(len(prompts), -1).min(dim=1).values)
     for module in model.modules():
-        if "TopKRouter" not in type(module).__name__:
+        if "TopKRouter" not in type(module).__name__ and "TopkRouter" not in type(module).__name__:
             continue
 
         def hook(gate, inputs, output):
             values = inputs[0].reshape(-1, gate.weight.shape[1]) @ gate.weight.T
-            if len(inputs) > 1 and inputs[1] is not None:
-                values = values.sigmoid() + inputs[1]
-            top = values.topk(used + 1, dim=-1).values
-            margins.append((top[:, used - 1] - top[:, used]).view(len(prompts), -1).min(dim=1).values)
+            bias = inputs[1] if len(inputs) > 1 else getattr(gate, "e_score_correction_bias", None)
+            if bias is not None:
+                values = values.sigmoid() + bias
+            if groups > 1:
+                split = values.view(len(values), groups, -1)
+                best = split.topk(2, dim=-1).values.sum(-1)
+                note(best, model.config.topk_group)
+                kept = torch.zeros_like(best).scatter(1, best.topk(model.config.topk_group, dim=-1).indices, 1)
+                values = split.masked_fill(kept[:, :, None] == 0, -100.0).view(len(values), -1)
+            note(values, used)
         hooks.append(module.register_forward_hook(hook))
     with torch.no_grad():
         logits = model(torch.tensor(prompts), use_cache=False).logits[:, -1]
@@ -100,7 +129,7 @@ def main():
         tried = [[(a * at + b * at * at + 7 * a + b) % 37 + 3 for at in range(9)] for a in range(1, 30) for b in range(1, 20)]
         tried = [ids for ids in tried if len(set(ids)) == len(ids)]
         all_logits, margins = run(model, tried)
-        is_good = margins > (0.005 if "expert_bias" in features else 0.05)
+        is_good = margins > (0.005 if any("_bias" in feature for feature in features) else 0.05)
         for feature, change in features.items():
             other = build(name, {**changes, **change}) if isinstance(change, dict) else build(name, changes, (feature, change))
             moved = (run(other, tried)[0] - all_logits).norm(dim=-1) / all_logits.norm(dim=-1)
