@@ -2,6 +2,7 @@
 
 use crate::devices::Devices;
 use crate::error::Result;
+use crate::event_log::EventLog;
 use crate::held::{Current, HeldPipeline};
 use crate::model::Model;
 use crate::planner::Planner;
@@ -59,6 +60,9 @@ pub struct EngineOptions {
     /// Maximum number of recoveries within an hour. After the failure of a device, a recovery plans for the other devices,
     /// loads the stages, and lets all requests go on. With 0, the default, the failure of a device ends the run.
     pub max_recoveries: u32,
+    /// File for a log of the events of the run, which [`replay`](crate::replay) replays. It contains the prompts, so only
+    /// its owner can read it. It ends at [`EVENT_LOG_BYTES`](crate::EVENT_LOG_BYTES). `None`, the default, logs nothing.
+    pub log_events: Option<PathBuf>,
     /// Callback for news about recoveries.
     pub on_recovery: Option<OnRecovery>,
 }
@@ -126,7 +130,10 @@ impl Engine {
         options: &Options,
         planner: impl FnOnce() -> Planner,
     ) -> Result<Self> {
-        let Prepared { spec, run, stages, claim } = Prepared::new(model, devices, plan, options)?;
+        let Prepared { mut spec, run, stages, claim } = Prepared::new(model, devices, plan, options)?;
+        if let Some(path) = &options.log_events {
+            spec.events = Some(Box::new(EventLog::create(path, plan)?));
+        }
         let (pipeline, recovery) = match options.max_recoveries {
             0 => (Pipeline::start(spec, &run, options.loading())?, None),
             _ => {

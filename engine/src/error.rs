@@ -143,6 +143,14 @@ pub enum Error {
     /// A failed pipeline, or a request that the pipeline rejected.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
+    /// A log of events that cannot be replayed.
+    #[error("{}: {cause}", path.display())]
+    EventLog {
+        /// Path of the log.
+        path: PathBuf,
+        /// Reason why it cannot be replayed.
+        cause: crate::event_log::ReplayError,
+    },
     /// A device that computes a block differently from the CPU.
     #[error(
         "stage {stage} on {device} ({route}): its first block differs from the CPU's by {error:.1e}, at most \

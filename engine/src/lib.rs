@@ -46,6 +46,7 @@ mod dialogue;
 mod embedding;
 mod engine;
 mod error;
+mod event_log;
 pub mod files;
 mod fitting;
 #[cfg(feature = "grammars")]
@@ -81,6 +82,7 @@ pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
 pub use embedding::{Embedding, Pooling};
 pub use engine::{Engine, EngineOptions, Progress, Shutdown, VerifiedTransfers};
 pub use error::{Error, Result};
+pub use event_log::{EVENT_LOG_BYTES, LogEnd, LoggedRequest, LoggedRun, Loss, Replay, ReplayError, replay};
 pub use isolation::Isolation;
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{Planner, Replanned};

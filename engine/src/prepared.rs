@@ -34,6 +34,7 @@ pub(crate) struct Options {
     no_self_test: bool,
     cache_folder: Option<PathBuf>,
     pub(crate) max_recoveries: u32,
+    pub(crate) log_events: Option<PathBuf>,
     progress: Arc<Mutex<Option<Progress>>>,
     pub(crate) on_recovery: Arc<Mutex<Option<OnRecovery>>>,
 }
@@ -53,6 +54,7 @@ impl From<EngineOptions> for Options {
             no_self_test: given.no_self_test,
             cache_folder: given.cache_folder,
             max_recoveries: given.max_recoveries,
+            log_events: given.log_events,
             progress: Arc::new(Mutex::new(progress)),
             on_recovery: Arc::new(Mutex::new(given.on_recovery)),
         }
@@ -122,7 +124,7 @@ impl Prepared {
         let blocks = lowering.cache_blocks();
         let run = PipelineOptions { ring_cores, ..run_options(plan, specs.len(), blocks, options) };
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
-        Ok(Self { spec: PipelineSpec { devices, stages: specs, prefill }, run, stages, claim })
+        Ok(Self { spec: PipelineSpec { devices, stages: specs, prefill, events: None }, run, stages, claim })
     }
 }
 

@@ -15,6 +15,7 @@ pub mod direct {
     pub use crate::actor::{Checksums, LoneStage, OwnedDevice, share_semaphore};
 }
 mod error;
+mod events;
 #[cfg(test)]
 mod made_up;
 mod mailbox;
@@ -30,6 +31,7 @@ mod watch;
 
 pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 pub use error::{Error, Refusal, RefusedMemory, Result};
+pub use events::EventSink;
 pub use runtime::{
     Busy, Flow, Interruption, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec,
     PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,

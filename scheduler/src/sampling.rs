@@ -18,12 +18,13 @@ mod softmax;
 pub use picks::Picks;
 pub use shaping::token_log_probability;
 
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use thiserror::Error;
 
 /// Sampling settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divisor of the logits. If it is 0, the sampler always selects the token with the largest logit, and
     /// the lowest id among equal logits.

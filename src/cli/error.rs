@@ -89,6 +89,9 @@ pub(crate) enum Error {
     #[cfg(feature = "server")]
     #[error("no request was answered")]
     NoAnswers,
+    /// Requests of a log that get other tokens.
+    #[error("{different} of {requests} requests have other tokens than the log")]
+    OtherTokens { different: usize, requests: usize },
     /// A run that `--strict` rejected, with the reasons.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict { findings: Vec<String> },
@@ -99,7 +102,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Error::Library(error) => exit_code(error),
-            Error::SelfTest(_) => 1,
+            Error::SelfTest(_) | Error::OtherTokens { .. } => 1,
             Error::Usage(_) | Error::Conversation { .. } | Error::RequestFile { .. } => 2,
             Error::ContextFull { .. } => 2,
             Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
@@ -158,7 +161,8 @@ pub fn exit_code(error: &crate::Error) -> u8 {
         E::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_) | PlanError::SmallCache { .. }) => 6,
         E::Planner(_) | E::Split(_) | E::Simulation(_) | E::Fleet { .. } | E::NotSelected { .. } => 4,
         E::Devices(_) | E::DevicesOfEnvironment(_) | E::MemoryCap(_) | E::MemoryCapOfEnvironment(_) => 5,
-        E::File { .. } | E::Output(_) | E::Run(RunError::Weight { .. }) => 7,
+        E::EventLog { cause: crate::ReplayError::Mismatch { .. }, .. } => 1,
+        E::File { .. } | E::EventLog { .. } | E::Output(_) | E::Run(RunError::Weight { .. }) => 7,
         E::Device { cause, .. }
         | E::Run(
             RunError::Stage { cause, .. } | RunError::Device { cause, .. } | RunError::Memory { cause, .. },

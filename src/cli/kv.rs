@@ -74,6 +74,14 @@ impl KvArgs {
         }
     }
 
+    /// Returns the arguments with these types, if they have none.
+    pub(super) fn or_types(self, kv: KvType) -> Self {
+        match (self.kv, self.kv_keys, self.kv_values) {
+            (None, None, None) => Self { kv_keys: Some(kv.keys()), kv_values: Some(kv.values()), ..self },
+            _ => self,
+        }
+    }
+
     /// Returns the requested use of the KV cache. `planned` is the use in the plan file, if there is one.
     pub(super) fn kv_use(&self, planned: Option<KvUse>) -> KvUse {
         let usual =

@@ -30,6 +30,7 @@ mod plan_api;
 mod plan_table;
 mod progress;
 mod records;
+mod replay;
 mod run;
 mod selftest;
 #[cfg(feature = "server")]
@@ -117,6 +118,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Template(args) => template::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Simulate(args) => simulate::run(args),
+        Command::Replay(args) => replay::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             let mut command = with_all_options(Cli::command());

@@ -28,7 +28,7 @@ const MAX_PROMPT_BYTES: u64 = 1 << 26;
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     set_quiet(args.quiet);
-    let outputs = args.records.files().chain(&args.comparison.html);
+    let outputs = args.records.files().chain(&args.comparison.html).chain(&args.recovery.log_events);
     let inputs = args.model.path().into_iter().chain(&args.placement.plan).chain(&args.file);
     let grammars = args.constraint.json_schema.iter().chain(&args.constraint.grammar);
     files::check(outputs, inputs.chain(&args.template).chain(grammars))?;

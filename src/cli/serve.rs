@@ -17,12 +17,15 @@ use ragtag_server::{Failure, Models, Offer, Options, Served};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Number of sequences that must fit at full context, if the user sets none.
 const SEQUENCES: u32 = 4;
 /// Exit code of a model that does not fit.
 const OUT_OF_MEMORY: u8 = 6;
+/// Number of loads of models so far.
+static LOADS: AtomicU32 = AtomicU32::new(0);
 /// Number of prompt tokens in the warm-up.
 const WARM_TOKENS: u32 = 64;
 
@@ -30,6 +33,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     set_quiet(args.quiet);
     let options = options(args)?;
     let paths = args.paths();
+    super::files::check(args.recovery.log_events.iter(), paths.iter().flatten())?;
     let is_one = paths.len() == 1;
     if !is_one && (args.template.is_some() || args.placement.plan.is_some()) {
         return Err(Error::Usage("--template and --plan are for a single model".into()));
@@ -87,6 +91,7 @@ fn load(args: &ServeArgs, path: Option<&PathBuf>, template: Option<(String, Stri
     })?;
     inform(&summary(&placed.plan));
     let mut start = args.recovery.set(args.transfers.options(false));
+    start.log_events = start.log_events.map(|path| numbered(path, LOADS.fetch_add(1, Ordering::Relaxed)));
     start.all_logits = all_logits;
     start.limits = Limits { requests: args.queue, ..Limits::default() };
     let engine = placed.start(&model, start)?;
@@ -98,6 +103,11 @@ fn load(args: &ServeArgs, path: Option<&PathBuf>, template: Option<(String, Stri
         Some((source, name)) => served.with_template(source, name)?,
         None => served,
     })
+}
+
+/// Returns the path of the log of the nth load of a model, because each load is a run of its own.
+fn numbered(path: PathBuf, nth: u32) -> PathBuf {
+    if nth == 0 { path } else { path.with_added_extension(nth.to_string()) }
 }
 
 /// Returns why a request cannot have its model.

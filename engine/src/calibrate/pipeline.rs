@@ -61,7 +61,7 @@ impl CalibrationPipeline {
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         // Two sequences decode in micro-batches of their own.
         options.decode_groups = 2;
-        let spec = PipelineSpec { devices: vec![Box::new(device)], stages, prefill: None };
+        let spec = PipelineSpec { devices: vec![Box::new(device)], stages, prefill: None, events: None };
         Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, return_row_bytes })
     }
 

@@ -1,8 +1,8 @@
 //! Interface for sampling a token from one row of logits.
 
 use crate::core::SequenceId;
-use crate::sampling::Picks;
 use crate::sampling::shaping::LogProbabilities;
+use crate::sampling::{Picks, Sampling};
 use serde::{Deserialize, Serialize};
 
 /// Selects the next tokens of one sequence. Each request has its own sampler, with its own settings and
@@ -39,6 +39,11 @@ pub trait Sample: Send {
         false
     }
 
+    /// Returns the settings with the seed, if they alone determine the tokens.
+    fn settings(&self) -> Option<Sampling> {
+        None
+    }
+
     /// Takes the log probabilities of the last sampled token, if the request wants them.
     fn report(&mut self) -> Option<LogProbabilities> {
         None
@@ -60,6 +65,10 @@ impl Sample for crate::sampling::Sampler {
 
     fn sample_picks(&mut self, picks: &Picks<'_>, history: &[u32]) -> Result<u32, String> {
         crate::sampling::Sampler::sample_picks(self, picks, history).map_err(|e| e.to_string())
+    }
+
+    fn settings(&self) -> Option<Sampling> {
+        Some(Sampling { seed: Some(self.seed()), ..*crate::sampling::Sampler::settings(self) })
     }
 }
 

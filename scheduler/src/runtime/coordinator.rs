@@ -5,6 +5,7 @@ use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sampled, SequenceId,
 };
 use crate::error::{Error, Result};
+use crate::events::EventSink;
 use crate::mailbox::{self, found, over};
 use crate::message::{RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
@@ -65,6 +66,8 @@ pub(super) struct Pending {
 /// State of the coordinator's thread.
 pub(super) struct Coordinator {
     pub(super) core: RunCore,
+    /// Receiver of the record of the run.
+    pub(super) events: Option<Box<dyn EventSink>>,
     /// The loaded stages. `None` while they are lost.
     pub(super) attached: Option<Attached>,
     /// The other side of the loaded stages.
@@ -162,6 +165,7 @@ impl Coordinator {
                 Incoming::Request(RequestMessage::Submit { sequence, prompt, client }) => {
                     self.received.0 += 1;
                     self.received.1 += prompt.tokens.len() as u64;
+                    self.record_sampler(sequence, &client);
                     self.clients.insert(sequence, client);
                     self.handle(RunEvent::Submit { sequence, prompt });
                 }
@@ -310,7 +314,7 @@ impl Coordinator {
     fn handle(&mut self, event: RunEvent) {
         let (mut next, mut actions) = (Some(event), std::mem::take(&mut self.pending.actions));
         while let Some(event) = next {
-            let mut outcome = self.core.step(Timing::now_ns(), event, &mut actions);
+            let mut outcome = self.step(event, &mut actions);
             for action in actions.drain(..) {
                 // After a failure too, so that tokens that were sampled reach their clients.
                 outcome = outcome.and(self.act(action));
@@ -324,6 +328,24 @@ impl Coordinator {
             });
         }
         self.pending.actions = actions;
+    }
+
+    /// Steps the core, and records the step.
+    fn step(&mut self, event: RunEvent, actions: &mut Vec<RunAction>) -> Result<()> {
+        let now = Timing::now_ns();
+        let Some(events) = &mut self.events else { return self.core.step(now, event, actions) };
+        events.event(now, &event);
+        let outcome = self.core.step(now, event, actions);
+        events.actions(actions, outcome.as_ref().err());
+        outcome
+    }
+
+    fn record_sampler(&mut self, sequence: SequenceId, client: &Client) {
+        if let (Some(events), Some(picker)) = (&mut self.events, &client.picker)
+            && let Some(settings) = Picker::settings(picker)
+        {
+            events.samples(sequence, settings);
+        }
     }
 
     fn act(&mut self, action: RunAction) -> Result<()> {
@@ -460,6 +482,7 @@ mod tests {
         let (attached, address, last) = attached(devices);
         let coordinator = Coordinator {
             core: RunCore::new(attached.run.clone()).unwrap(),
+            events: None,
             attached: Some(attached),
             stages: Arc::default(),
             recovery: None,

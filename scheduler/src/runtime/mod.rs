@@ -130,11 +130,12 @@ impl Pipeline {
 
     /// Starts a pipeline that reports failures of devices to `recovery`. Also returns the sender of the recovery's answers.
     fn start_with(
-        pipeline: PipelineSpec,
+        mut pipeline: PipelineSpec,
         options: &PipelineOptions,
         progress: impl Fn(LoadProgress) + Send + Sync + 'static,
         recovery: Option<Sender<Interruption>>,
     ) -> Result<(Self, Sender<Control>)> {
+        let mut events = pipeline.events.take();
         let (attached, loaded) = load(pipeline, options, Arc::default(), progress)?;
         let (requests, request_inbox) = unbounded();
         let (controls, control_inbox) = unbounded();
@@ -150,8 +151,11 @@ impl Pipeline {
             next_sequence: AtomicU64::new(0),
             stats: Arc::default(),
         };
+        let core = RunCore::new(attached.run.clone())?;
+        events.iter_mut().for_each(|events| events.started(&attached.run));
         let coordinator = Coordinator {
-            core: RunCore::new(attached.run.clone())?,
+            core,
+            events,
             attached: Some(attached),
             stages: Arc::clone(&pipeline.stages),
             recovery,

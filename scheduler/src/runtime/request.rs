@@ -3,8 +3,8 @@
 use crate::core::{Finished, Priority, Prompt, RunEvent, Sample, SequenceId};
 use crate::error::{Error, Refusal};
 use crate::runtime::attached::Attached;
-use crate::sampling::Picks;
 use crate::sampling::shaping::LogProbabilities;
+use crate::sampling::{Picks, Sampling};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -259,6 +259,11 @@ impl Picker {
         self.reports.extend(self.sampler.report());
         let stops = self.stop.as_mut().is_some_and(|stop| stop.matches(token));
         Ok((token, stops || self.sampler.is_done()))
+    }
+
+    /// Returns the settings of the sampler, if they alone determine the tokens.
+    pub(super) fn settings(picker: &Mutex<Self>) -> Option<Sampling> {
+        picker.lock().unwrap_or_else(PoisonError::into_inner).sampler.settings()
     }
 
     /// Takes the log probabilities of the token that is delivered next.

@@ -19,7 +19,7 @@ pub(super) struct SharedWeight {
 
 /// Returns the weights that the prefill stage can stream from the memory of other devices.
 pub(super) fn shared_weights(pipeline: &PipelineSpec) -> Vec<SharedWeight> {
-    let PipelineSpec { devices, stages, prefill } = pipeline;
+    let PipelineSpec { devices, stages, prefill, .. } = pipeline;
     let Some(prefill) = prefill else { return Vec::new() };
     let layout = |spec: &StageSpec| Streaming::new(&spec.compiled, spec.streamed(), |_| false);
     let at_prefill = layout(prefill);

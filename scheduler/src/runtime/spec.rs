@@ -5,6 +5,7 @@ use crate::actor::shared::same_kv_blocks;
 use crate::actor::streaming::Streaming;
 use crate::core::{Limits, RunShape};
 use crate::error::{Error, Result};
+use crate::events::EventSink;
 use crate::results::ResultPlaces;
 use crate::runtime::shared_weights::shared_weights;
 use ragtag_graph::execution::{Chunks, FEWEST, KvUse, passing_blocks, wrong_arenas, wrong_from_file};
@@ -26,6 +27,8 @@ pub struct PipelineSpec {
     /// stages. It uses the weights and the KV cache of the other stages of its device. The keys and values of
     /// other segments pass to the stages that decode.
     pub prefill: Option<StageSpec>,
+    /// Receiver of the record of the run. Ignored in stages that replace others, whose run goes on.
+    pub events: Option<Box<dyn EventSink>>,
 }
 
 impl PipelineSpec {
@@ -129,7 +132,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
-        let PipelineSpec { devices, stages, prefill } = pipeline;
+        let PipelineSpec { devices, stages, prefill, .. } = pipeline;
         let compiled = || pipeline.all().map(|s| &s.compiled);
         let last = stages.last().ok_or_else(|| Error::spec("the pipeline has no stages"))?;
         let last = &last.compiled;

@@ -55,7 +55,7 @@ pub(super) fn connect(
     let passages = Passages::new(&pipeline, layout)?;
     let shared_weights = shared_pages(&pipeline);
     let (wiring, mailboxes) = Wiring::new(&pipeline, options, &passages);
-    let PipelineSpec { devices, stages, prefill } = pipeline;
+    let PipelineSpec { devices, stages, prefill, .. } = pipeline;
     let all = stages.iter().chain(&prefill);
     let (ends, watch) = (wiring.ends(&devices), wiring.watch(&devices, all));
     let named = wiring.places.iter().map(|place| (devices[place.device].id(), wiring.label(place))).collect();

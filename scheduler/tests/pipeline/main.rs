@@ -126,6 +126,7 @@ impl Setup {
                 .collect(),
             stages,
             prefill,
+            events: None,
         }
     }
 

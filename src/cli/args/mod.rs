@@ -7,6 +7,7 @@ mod load;
 mod model;
 mod placement;
 mod plans;
+mod replay;
 mod run;
 #[cfg(feature = "server")]
 mod serve;
@@ -22,6 +23,7 @@ pub(crate) use placement::{PlacementArgs, RequestArgs, WireArg};
 pub(crate) use plans::{
     CardsArgs, DescribedArgs, FleetArgs, InspectArgs, PictureArgs, PlanArgs, SimulateArgs,
 };
+pub(crate) use replay::ReplayArgs;
 pub(crate) use run::{
     ChatArgs, CompareArgs, ConstraintArgs, LogitsArgs, PerplexityArgs, RecordArgs, RunArgs, SamplingArgs,
 };
@@ -48,7 +50,7 @@ Examples:
 
 Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usage, 3 model file or chat template, 4 plan or \
 split, \
-5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, or cannot listen, 8 refused by --strict."
+5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, also a damaged log, or cannot listen, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
     /// Show all columns of tables, even beyond the terminal width.
@@ -100,6 +102,8 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Simulate a plan under a load of requests, without running the model.
     Simulate(SimulateArgs),
+    /// Check that the log of a run's events leads to the same decisions again.
+    Replay(ReplayArgs),
     /// Print a shell completion script.
     #[command(
         after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"

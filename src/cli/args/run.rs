@@ -275,8 +275,8 @@ impl TransferArgs {
     }
 }
 
-/// Recovery from the failure of a device.
-#[derive(Clone, Copy, Debug, Args)]
+/// Recovery from the failure of a device, and the log of events.
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Recovery")]
 pub(crate) struct RecoveryArgs {
     /// End the run if a device fails. By default, the other devices go on with all requests.
@@ -285,12 +285,16 @@ pub(crate) struct RecoveryArgs {
     /// Maximum number of failures within an hour after which the other devices go on.
     #[arg(long, value_name = "N", default_value_t = MAX_RECOVERIES, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true, conflicts_with = "no_recover", hide = true)]
     pub(crate) max_recoveries: u32,
+    /// Write a log of the events of the run for `ragtag replay`, with the prompts. It ends at 1 GiB.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) log_events: Option<PathBuf>,
 }
 
 impl RecoveryArgs {
     /// Sets the recovery of an engine.
-    pub(crate) fn set(self, mut options: EngineOptions) -> EngineOptions {
+    pub(crate) fn set(&self, mut options: EngineOptions) -> EngineOptions {
         options.max_recoveries = if self.no_recover { 0 } else { self.max_recoveries };
+        options.log_events.clone_from(&self.log_events);
         options
     }
 }

@@ -40,6 +40,7 @@ impl Placed {
         let (verify_transfers, timeouts) =
             (options.verify_transfers, (options.stall_timeout, options.compute_timeout));
         let (limits, max_recoveries) = (options.limits, options.max_recoveries);
+        let log_events = options.log_events.clone();
         let error = match self.start_here(model, options) {
             Err(error @ Error::Library(crate::Error::Untrusted { .. }))
                 if self.devices.choice().requested == AUTO =>
@@ -57,6 +58,7 @@ impl Placed {
         options.verify_transfers = verify_transfers;
         (options.stall_timeout, options.compute_timeout) = timeouts;
         (options.limits, options.max_recoveries) = (limits, max_recoveries);
+        options.log_events = log_events;
         self.start_here(model, options)
     }
 
