@@ -218,6 +218,22 @@ impl Devices {
         })
     }
 
+    /// Adds a device that was found to the selection.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`] if it was not found.
+    pub(crate) fn joined_by(&self, device: &str) -> Result<Self> {
+        let mut devices = self.clone();
+        if devices.report.adapter(device).is_none() {
+            devices.report = devices.backends.probe_rest(&devices.report);
+        }
+        let known = || devices.report.adapters().map(Adapter::label).collect();
+        let unknown = || Error::UnknownDevice { device: device.into(), known: known() };
+        let adapter = devices.report.adapter(device).ok_or_else(unknown)?.clone();
+        devices.choice.selected.push(adapter);
+        Ok(devices)
+    }
+
     /// Probes every backend and returns the report. Ignores the device selection in `options`.
     pub fn survey(options: &DeviceOptions) -> Report {
         backends(options).probe()

@@ -146,10 +146,14 @@ impl Engine {
         let supervisor = recovery.and_then(|recovery| {
             let (model, devices, current) = (model.clone(), devices.clone(), Arc::clone(&current));
             let options = options.clone();
-            Supervised { recovery, model, devices, planner: planner(), options, current }.start()
+            Supervised::new(recovery, model, &devices, planner(), options, current).start()
         });
         let pipeline = Arc::new(HeldPipeline { pipeline, supervisor, current });
         Ok(Self { model: model.clone(), pipeline, verifies_transfers: options.verify_transfers })
+    }
+
+    pub(crate) fn pipeline(&self) -> &HeldPipeline {
+        &self.pipeline
     }
 
     /// Creates a session. An engine can have any number of sessions at the same time.

@@ -97,6 +97,14 @@ pub enum Error {
         /// Labels of the selected devices.
         selected: Vec<String>,
     },
+    /// A device that was not found.
+    #[error("there is no device {device} (found: {})", known.join(", "))]
+    UnknownDevice {
+        /// Label of the device.
+        device: String,
+        /// Labels of the devices that were found.
+        known: Vec<String>,
+    },
     /// An invalid load of requests.
     #[error("invalid load: {0}")]
     Load(#[from] LoadError),

@@ -41,6 +41,7 @@ mod burst;
 mod calibrate;
 mod canary;
 mod defaults;
+mod device_change;
 mod devices;
 mod dialogue;
 mod embedding;
@@ -77,6 +78,7 @@ pub use calibrate::{
 };
 pub use canary::{CheckedBlock, check_first_blocks};
 pub use defaults::{DEFAULT_CHUNK, MAX_CHUNK, SLOTS};
+pub use device_change::DeviceChange;
 pub use devices::{DeviceOptions, Devices};
 pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
 pub use embedding::{Embedding, Pooling};

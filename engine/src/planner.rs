@@ -572,6 +572,17 @@ impl Planner {
         self
     }
 
+    /// Adds the selected devices that the planner does not know.
+    pub(crate) fn knowing(mut self, devices: &Devices) -> Self {
+        let is_known = |label: &String| self.devices.iter().any(|facts| facts.label == *label);
+        if !devices.labels().iter().all(is_known) {
+            let facts = devices.facts_beside(devices.process_bytes(&self.model));
+            let new: Vec<_> = facts.into_iter().filter(|facts| !is_known(&facts.label)).collect();
+            self.devices.extend(new);
+        }
+        self
+    }
+
     /// Forgets devices, a split that names one of them, and their pins. If the plan does not fit without an excluded
     /// device, the error would name the exclusion.
     pub(crate) fn avoiding(mut self, devices: &[String]) -> Self {

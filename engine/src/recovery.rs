@@ -1,10 +1,11 @@
-//! Recovery from the failure of a device. A thread of the engine plans for the devices that are left, loads the stages, and
-//! lets the requests go on. No token is lost.
+//! Recovery from the failure of a device, and changes of devices. A thread of the engine plans for the devices that are left,
+//! loads the stages, and lets the requests go on. No token is lost.
 //!
 //! The new plan keeps the types of activations and of keys and values, and if they fit, the context and the prefill chunk.
 //! A device that has failed is not used for a minute, and twice as long after each further failure. It may then be part of
-//! the plan after the next failure of another device.
+//! the plan after the next failure of another device, and after the next change.
 
+use crate::device_change::{SharedWanted, Wanted};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::fitting::Fitting;
@@ -13,7 +14,7 @@ use crate::model::Model;
 use crate::planner::Planner;
 use crate::prepared::{Options, Prepared};
 use ragtag_planner::plan::Plan;
-use ragtag_scheduler::{Error as RunError, Interruption, Recovery};
+use ragtag_scheduler::{Error as RunError, Recovery};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,6 +50,17 @@ pub enum RecoveryNews {
         /// Settings of the new plan that differ from those of the previous one, in words.
         changes: Vec<String>,
     },
+    /// The requests go on after a change of the devices.
+    Changed {
+        /// The new plan.
+        plan: Arc<Plan>,
+        /// Time since the interruption.
+        after: Duration,
+        /// Settings of the new plan that differ from those of the previous one, in words.
+        changes: Vec<String>,
+    },
+    /// The devices are free, and the requests wait.
+    Suspended,
     /// The run ends, and each request with it.
     GivenUp {
         /// The reason, in words.
@@ -69,54 +81,92 @@ pub struct RecoveryState {
     pub lost: BTreeMap<String, u64>,
     /// Failure from which the engine recovers now, in words.
     pub recovers_from: Option<String>,
+    /// Number of changes of the devices so far.
+    pub changes: u64,
+    /// Whether the devices change now.
+    pub is_changing: bool,
+    /// Whether the engine is suspended.
+    pub is_suspended: bool,
     /// Reason why the run has ended, if a failure has ended it, in words.
     pub ended_by: Option<String>,
 }
 
-/// The thread that recovers a pipeline. Dropping it waits for the thread, which ends soon after the pipeline.
+/// The thread that recovers a pipeline, and what a change of the devices needs. Dropping it waits for the thread, which ends
+/// soon after the pipeline.
 #[derive(Debug)]
-pub(crate) struct Supervisor(Option<JoinHandle<()>>);
+pub(crate) struct Supervisor {
+    thread: Option<JoinHandle<()>>,
+    pub(crate) wanted: SharedWanted,
+    pub(crate) planner: Planner,
+    /// The plan with which the engine started.
+    pub(crate) first: Arc<Plan>,
+    /// Held during a change of the devices.
+    pub(crate) turn: Mutex<()>,
+}
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        let _ = self.0.take().map(JoinHandle::join);
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
 /// A pipeline with all that replaces its stages.
 pub(crate) struct Supervised {
-    pub(crate) recovery: Recovery,
-    pub(crate) model: Model,
-    pub(crate) devices: Devices,
-    pub(crate) planner: Planner,
-    pub(crate) options: Options,
-    pub(crate) current: Arc<Mutex<Current>>,
+    recovery: Recovery,
+    model: Model,
+    planner: Planner,
+    options: Options,
+    current: Arc<Mutex<Current>>,
+    /// The plan with which the engine started.
+    first: Arc<Plan>,
+    wanted: SharedWanted,
+    /// The settings of the loaded stages.
+    settings: Wanted,
 }
 
 impl Supervised {
+    pub(crate) fn new(
+        recovery: Recovery,
+        model: Model,
+        devices: &Devices,
+        planner: Planner,
+        options: Options,
+        current: Arc<Mutex<Current>>,
+    ) -> Self {
+        let first = Arc::clone(&Current::lock(&current).plan);
+        let (settings, wanted) = (Wanted::new(devices), Arc::new(Mutex::new(Wanted::new(devices))));
+        Self { recovery, model, planner, options, current, first, wanted, settings }
+    }
+
     /// Starts the thread. Without it, the next failure ends the run.
     pub(crate) fn start(self) -> Option<Supervisor> {
         let history = History { most: self.options.max_recoveries, ..History::default() };
+        let (wanted, planner) = (Arc::clone(&self.wanted), self.planner.clone());
+        let (first, turn) = (Arc::clone(&self.first), Mutex::new(()));
         let body = move || self.supervise(history);
         let thread = std::thread::Builder::new().name("ragtag recovery".into()).spawn(body);
         let thread = thread.inspect_err(|cause| tracing::warn!(%cause, "no thread for recoveries"));
-        Some(Supervisor(Some(thread.ok()?)))
+        Some(Supervisor { thread: Some(thread.ok()?), wanted, planner, first, turn })
     }
 
     fn supervise(mut self, mut history: History) {
         while let Some(interruption) = self.recovery.wait() {
-            let Interruption { error, device } = &interruption;
-            tracing::warn!(device, %error, "a device has failed");
-            *self.current().recovery.lost.entry(device.clone()).or_default() += 1;
-            let reason = match history.begin(Instant::now()) {
-                true => match self.recover(&interruption, &mut history) {
-                    Ok(()) => continue,
-                    Err(Error::Run(RunError::Stopped)) => return,
-                    Err(cause) => cause.to_string(),
-                },
-                false => format!("the limit of recoveries within an hour is {}", history.most),
+            let handled = match &interruption.device {
+                Some(device) => self.recover(&interruption.error, device, &mut history),
+                None if interruption.has_stopped || self.settings.is_suspended => self.change(&mut history),
+                None => {
+                    // The change came while stages were replaced.
+                    if Wanted::lock(&self.wanted).waiting.is_some() {
+                        self.recovery.interrupt();
+                    }
+                    Ok(())
+                }
             };
-            return self.give_up(error, reason);
+            match handled {
+                Ok(()) => {}
+                Err(Error::Run(RunError::Stopped)) => return,
+                Err(cause) => return self.give_up(&interruption.error, cause.to_string()),
+            }
         }
     }
 
@@ -126,6 +176,7 @@ impl Supervised {
         {
             let mut current = self.current();
             (current.recovery.recovers_from, current.recovery.ended_by) = (None, Some(error.to_string()));
+            current.recovery.is_changing = false;
         }
         self.tell(&RecoveryNews::GivenUp { reason });
     }
@@ -139,55 +190,128 @@ impl Supervised {
         callback.iter_mut().for_each(|tell| tell(news));
     }
 
-    /// Replaces the stages after a failure.
-    fn recover(&mut self, interruption: &Interruption, history: &mut History) -> Result<()> {
-        let (Interruption { error, device }, since) = (interruption, Instant::now());
-        self.current().recovery.recovers_from = Some(error.to_string());
-        self.tell(&RecoveryNews::Lost { device: device.clone(), error: error.clone() });
+    /// Ends the stopped stages, so that their memory is free. Returns what to say about devices that hang.
+    fn clear(&self) -> Vec<String> {
         let left = self.recovery.clear();
-        // The threads have freed their memory.
         self.current().claim = None;
-        history.lose(interruption, &self.current().plan, left.contains(device), since);
-        let (plan, mut changes) = self.replace(history)?;
-        changes.extend(left.iter().map(|device| format!("{device} hangs and keeps its memory")));
+        left
+    }
+
+    /// Replaces the stages after a failure.
+    fn recover(&mut self, error: &RunError, device: &str, history: &mut History) -> Result<()> {
+        let since = Instant::now();
+        tracing::warn!(device, %error, "a device has failed");
+        *self.current().recovery.lost.entry(device.to_owned()).or_default() += 1;
+        if !history.begin(since) {
+            let most = history.most;
+            return Err(Error::Usage(format!("the limit of recoveries within an hour is {most}")));
+        }
+        self.current().recovery.recovers_from = Some(error.to_string());
+        self.tell(&RecoveryNews::Lost { device: device.to_owned(), error: error.clone() });
+        let left = self.clear();
+        let before = self.current().plan.clone();
+        let base = history.lose(error, device, &before, left.iter().any(|left| left == device), since);
+        let mut settings = self.settings.settings();
+        let (plan, mut changes) = self.replace(history, &mut settings, &base)?;
+        changes.extend(hanging(&left));
         {
-            let mut current = self.current();
-            (current.recovery.recoveries, current.recovery.recovers_from) =
-                (current.recovery.recoveries + 1, None);
+            let recovery = &mut self.current().recovery;
+            (recovery.recoveries, recovery.recovers_from) = (recovery.recoveries + 1, None);
         }
         self.tell(&RecoveryNews::Recovered { plan, after: since.elapsed(), changes });
         Ok(())
     }
 
-    /// Loads the stages of a plan for the devices that are left. Plans again if a device is out of memory or fails.
-    /// Returns the plan, and what differs from the previous one.
-    fn replace(&mut self, history: &History) -> Result<(Arc<Plan>, Vec<String>)> {
+    /// Replaces the stages by those that a change wants. If this fails, loads stages on the same devices as before.
+    fn change(&mut self, history: &mut History) -> Result<()> {
+        let since = Instant::now();
+        self.current().recovery.is_changing = true;
+        let left = if self.settings.is_suspended { Vec::new() } else { self.clear() };
+        let mut wanted = Wanted::lock(&self.wanted).take();
+        wanted.added.iter().for_each(|device| history.forgive(device));
+        let waiting = wanted.waiting.take();
         let before = self.current().plan.clone();
-        let planner = self.planner_without(history, &before);
-        let mut fitting = match planner.near(&before) {
+        let first = Arc::clone(&self.first);
+        let changed = match wanted.is_suspended {
+            true => {
+                self.settings = wanted.settings();
+                Ok((Arc::clone(&before), Vec::new()))
+            }
+            false => match self.replace(history, &mut wanted, &first) {
+                Err(error) => Err(self.undo(history, &before, error)?),
+                done => done,
+            },
+        };
+        let is_suspended = self.settings.is_suspended;
+        {
+            let recovery = &mut self.current().recovery;
+            (recovery.is_changing, recovery.is_suspended) = (false, is_suspended);
+            recovery.changes += u64::from(changed.is_ok());
+        }
+        let answer = changed.map(|(plan, mut changes)| {
+            changes.extend(hanging(&left));
+            let after = since.elapsed();
+            self.tell(&match is_suspended {
+                true => RecoveryNews::Suspended,
+                false => RecoveryNews::Changed { plan: Arc::clone(&plan), after, changes },
+            });
+            plan
+        });
+        // The caller may have gone.
+        let _ = waiting.map(|waiting| waiting.send(answer));
+        Ok(())
+    }
+
+    /// Loads stages on the devices of the previous ones, after a change has failed with `error`. A suspended engine stays
+    /// suspended. Returns the error.
+    fn undo(&mut self, history: &History, before: &Plan, error: Error) -> Result<Error> {
+        if matches!(error, Error::Run(RunError::Stopped)) {
+            return Err(error);
+        }
+        tracing::warn!(%error, "the devices cannot change");
+        let mut settings = self.settings.settings();
+        *Wanted::lock(&self.wanted) = settings.settings();
+        if !settings.is_suspended {
+            self.replace(history, &mut settings, before)?;
+        }
+        Ok(error)
+    }
+
+    /// Loads the stages of a plan that is near `base`, for the devices that are left. Plans again if a device is out of
+    /// memory or fails. Returns the plan, and what differs from the previous one.
+    fn replace(
+        &mut self,
+        history: &History,
+        settings: &mut Wanted,
+        base: &Plan,
+    ) -> Result<(Arc<Plan>, Vec<String>)> {
+        let before = self.current().plan.clone();
+        let mut fitting = match self.planner_for(history, settings, &before).near(base) {
             Ok((planner, plan)) => Fitting::recovering(planner, plan),
             // The selection `auto` leaves the CPU out only if there is a GPU.
-            Err(error) => match self.devices.joined_by_cpu() {
+            Err(error) => match settings.devices.joined_by_cpu() {
                 Some(devices) => {
-                    self.devices = devices;
-                    let (planner, plan) = self.planner_without(history, &before).near(&before)?;
+                    settings.devices = devices;
+                    let (planner, plan) = self.planner_for(history, settings, &before).near(base)?;
                     Fitting::recovering(planner, plan)
                 }
                 None => return Err(error),
             },
         };
-        while let Err(error) = self.load(&fitting.plan) {
-            fitting.next(&self.devices, error)?;
+        while let Err(error) = self.load(&settings.devices, &fitting.plan) {
+            fitting.next(&settings.devices, error)?;
         }
+        self.settings = settings.settings();
         let mut changes = changes(&before, &fitting.plan);
         changes.extend(self.planner.ignored(fitting.planner()));
         Ok((self.current().plan.clone(), changes))
     }
 
     /// Returns a planner for the memory that is free now, without the devices that must not be used.
-    fn planner_without(&self, history: &History, before: &Plan) -> Planner {
-        let excluded = history.excluded(Instant::now());
-        let planner = self.planner.clone().with_free_memory(&self.devices).avoiding(&excluded);
+    fn planner_for(&self, history: &History, settings: &Wanted, before: &Plan) -> Planner {
+        let mut excluded = history.excluded(Instant::now());
+        excluded.extend(settings.removed.iter().cloned());
+        let planner = self.planner.clone().with_free_memory(&settings.devices).avoiding(&excluded);
         let short = history
             .short
             .iter()
@@ -197,8 +321,8 @@ impl Supervised {
     }
 
     /// Loads the stages of `plan`, and lets the requests go on with them.
-    fn load(&self, plan: &Plan) -> Result<()> {
-        let prepared = Prepared::new(&self.model, &self.devices, plan, &self.options)?;
+    fn load(&self, devices: &Devices, plan: &Plan) -> Result<()> {
+        let prepared = Prepared::new(&self.model, devices, plan, &self.options)?;
         self.recovery.restart(prepared.spec, &prepared.run, |_| ())?;
         prepared.claim.allocated();
         let mut current = self.current();
@@ -206,6 +330,11 @@ impl Supervised {
         (current.since, current.claim) = (Instant::now(), Some(prepared.claim));
         Ok(())
     }
+}
+
+/// Says which devices were left behind.
+fn hanging(left: &[String]) -> impl Iterator<Item = String> {
+    left.iter().map(|device| format!("{device} hangs and keeps its memory"))
 }
 
 /// Failures so far.
@@ -229,10 +358,10 @@ impl History {
         may
     }
 
-    /// Records the failure of a device. If it is short of memory for the first time, the next plan uses less of it. In all
-    /// other cases, the next plan does without the device.
-    fn lose(&mut self, interruption: &Interruption, plan: &Plan, is_left: bool, now: Instant) {
-        let Interruption { error, device } = interruption;
+    /// Records the failure of a device. If it is short of memory for the first time, the next plan uses less of it, and
+    /// smaller batches. In all other cases, the next plan does without the device. Returns the plan that the next one
+    /// should be near to.
+    fn lose(&mut self, error: &RunError, device: &str, plan: &Plan, is_left: bool, now: Instant) -> Plan {
         let cause = match error {
             RunError::Stage { cause, .. } | RunError::Device { cause, .. } => Some(cause.root()),
             _ => None,
@@ -241,11 +370,18 @@ impl History {
         if is_short && !self.short.contains_key(device) {
             let stages = plan.all_stages().filter(|stage| stage.device == *device);
             let bytes = stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add);
-            self.short.insert(device.clone(), bytes - bytes.div_ceil(SHORT_SHARE));
-            return;
+            self.short.insert(device.to_owned(), bytes - bytes.div_ceil(SHORT_SHARE));
+            return Plan { chunk: plan.chunk.div_ceil(2), ..plan.clone() };
         }
-        let (count, at) = self.lost.entry(device.clone()).or_insert((0, now));
+        let (count, at) = self.lost.entry(device.to_owned()).or_insert((0, now));
         (*count, *at) = (*count + 1, now);
+        plan.clone()
+    }
+
+    /// Forgets the failures of a device.
+    fn forgive(&mut self, device: &str) {
+        self.lost.remove(device);
+        self.short.remove(device);
     }
 
     /// Returns the devices that must not be used yet.
@@ -275,9 +411,8 @@ mod tests {
     use super::*;
     use ragtag_planner::{DeviceFacts, FigureSource};
 
-    fn lost(device: &str, cause: ragtag_hal::Error) -> Interruption {
-        let error = RunError::Stage { stage: 0, device: device.into(), cause };
-        Interruption { error, device: device.into() }
+    fn lost(device: &str, cause: ragtag_hal::Error) -> RunError {
+        RunError::Stage { stage: 0, device: device.into(), cause }
     }
 
     fn plan() -> Plan {
@@ -301,10 +436,10 @@ mod tests {
         let (mut history, plan, start) = (History::default(), plan(), Instant::now());
         let gone = || lost("a:0", ragtag_hal::Error::Lost { cause: "unplugged".into() });
         let after = |seconds| start + Duration::from_secs(seconds);
-        history.lose(&gone(), &plan, false, start);
+        history.lose(&gone(), "a:0", &plan, false, start);
         let excluded = |history: &History, seconds| !history.excluded(after(seconds)).is_empty();
         assert_eq!([59, 60].map(|seconds| excluded(&history, seconds)), [true, false]);
-        history.lose(&gone(), &plan, false, after(100));
+        history.lose(&gone(), "a:0", &plan, false, after(100));
         assert_eq!([219, 220].map(|seconds| excluded(&history, seconds)), [true, false]);
     }
 
@@ -312,10 +447,11 @@ mod tests {
     fn a_device_that_is_short_of_memory_gets_less_before_it_is_left_out() {
         let (mut history, plan, now) = (History::default(), plan(), Instant::now());
         let short = lost("a:0", ragtag_hal::Error::OutOfMemory { wanted: 1, free: None });
-        history.lose(&short, &plan, false, now);
+        let base = history.lose(&short, "a:0", &plan, false, now);
+        assert_eq!((base.chunk, base.context), (plan.chunk / 2, plan.context));
         assert!(history.excluded(now).is_empty());
         assert!(history.short["a:0"] < plan.stages[0].memory_bytes.total);
-        history.lose(&short, &plan, false, now);
+        history.lose(&short, "a:0", &plan, false, now);
         assert_eq!(history.excluded(now), ["a:0"]);
     }
 }

@@ -33,8 +33,8 @@ pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use events::EventSink;
 pub use runtime::{
-    Busy, Flow, Interruption, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec,
-    PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
+    Busy, Flow, Interruption, Interruptions, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport,
+    PipelineSpec, PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
 };
 pub use sampling::shaping::{LogProbabilities, ShapedSampler, Shaping, TokenLogProbability, TokenMask};
 pub use sampling::{Picks, Sampler, Sampling, SamplingError, token_log_probability};

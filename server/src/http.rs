@@ -1,5 +1,6 @@
 //! Routes: bodies in, answers and streams out.
 
+use crate::admin;
 use crate::anthropic::MessagesRequest;
 use crate::embeddings::{self, EmbeddingRequest};
 use crate::job::{Input, Job, MAX_TOKEN_IDS, Named, Rest, Stamp, check_rest};
@@ -124,14 +125,22 @@ impl Server {
         done.await.map_err(|_| Refusal::new(Kind::Internal, "the request could not be handled"))?
     }
 
+    /// Parses a request.
+    pub(crate) async fn read<R>(&self, request: Request) -> Result<R, Refusal>
+    where
+        R: DeserializeOwned + Send + 'static,
+    {
+        let (head, body) = request.into_parts();
+        let body = self.body(&head.headers, body).await?;
+        self.work(move || Ok(serde_json::from_slice(&body)?)).await
+    }
+
     /// Parses a request and loads the model that it names.
     async fn parse<R>(self: &Arc<Self>, request: Request) -> Result<(R, InUse), Refusal>
     where
         R: DeserializeOwned + Named + Send + 'static,
     {
-        let (head, body) = request.into_parts();
-        let body = self.body(&head.headers, body).await?;
-        let request: R = self.work(move || Ok(serde_json::from_slice(&body)?)).await?;
+        let request: R = self.read(request).await?;
         let served = self.models.get(request.model()).await?;
         Ok((request, served))
     }
@@ -292,7 +301,7 @@ pub(crate) fn shape(path: &str) -> Shape {
     if path.starts_with("/v1/messages") { Shape::Anthropic } else { Shape::OpenAi }
 }
 
-fn answered(result: Result<Value, Refusal>, shape: Shape) -> Response {
+pub(crate) fn answered(result: Result<Value, Refusal>, shape: Shape) -> Response {
     result.map_or_else(|refusal| refused(&refusal, shape), |value| written(StatusCode::OK, &value))
 }
 
@@ -310,6 +319,7 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         .route("/v1/embeddings", post(embeddings))
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/admin/devices", post(admin::devices))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/apply-template", post(apply_template))
@@ -337,7 +347,8 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         count_tokens,
         tokenize,
         detokenize,
-        apply_template
+        apply_template,
+        admin::devices
     )
 )]
 struct Document;

@@ -4,10 +4,11 @@
 //! `tools.rs` and `answer.rs` split the text of an answer into these parts. `constraint.rs` turns formats and demanded calls
 //! into grammars, and `logs.rs` writes log probabilities. `embeddings.rs` writes embeddings. All of this is pure: no sockets, no clock.
 //! `models.rs` loads and unloads models. `running.rs` drives the token streams of a job, `http.rs` and `guard.rs` have the routes, and `listen.rs` the
-//! connections. `page.rs` serves the page, which shows the figures of `monitor.rs`. `load` measures servers.
+//! connections. `admin.rs` changes devices, and `page.rs` serves the page, which shows the figures of `monitor.rs`. `load` measures servers.
 
 #![forbid(unsafe_code)]
 
+mod admin;
 mod answer;
 mod anthropic;
 mod constraint;

@@ -117,6 +117,9 @@ struct Gauges {
     loaded: Family<Name, Gauge>,
     recoveries: Family<Name, Counter>,
     lost: Family<Labels, Counter>,
+    changes: Family<Name, Counter>,
+    restarted_s: Family<Name, Gauge<f64, AtomicU64>>,
+    continued_s: Family<Name, Gauge<f64, AtomicU64>>,
 }
 
 fn histogram() -> Histogram {
@@ -289,11 +292,27 @@ impl Gauges {
                 registry,
                 ["ragtag_devices_lost", "Failures of devices since the model was loaded, by device"],
             ),
+            changes: registered(
+                registry,
+                ["ragtag_device_changes", "Changes of the devices since the model was loaded"],
+            ),
+            restarted_s: registered(
+                registry,
+                [
+                    "ragtag_interruption_load_seconds",
+                    "Time of the latest interruption until the model was loaded",
+                ],
+            ),
+            continued_s: registered(
+                registry,
+                ["ragtag_interruption_token_seconds", "Time of the latest interruption until the next token"],
+            ),
         }
     }
 
     fn set(&self, name: &Name, engine: Option<&Engine>) {
-        let counts = engine.map(|engine| engine.stats().counts).unwrap_or_default();
+        let stats = engine.map(Engine::stats).unwrap_or_default();
+        let (counts, interruptions) = (stats.counts, stats.interruptions);
         let blocks = engine.map_or(0, |engine| engine.plan().kv_blocks);
         let used = blocks.saturating_sub(counts.free_blocks);
         self.running.get_or_create(name).set(counts.active.into());
@@ -303,6 +322,12 @@ impl Gauges {
         self.loaded.get_or_create(name).set(engine.is_some().into());
         let recovery = engine.map(Engine::recovery).unwrap_or_default();
         self.recoveries.get_or_create(name).inner().store(recovery.recoveries, Ordering::Relaxed);
+        self.changes.get_or_create(name).inner().store(recovery.changes, Ordering::Relaxed);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        self.restarted_s.get_or_create(name).set(seconds(interruptions.restarted_ns));
+        if let Some(token_ns) = interruptions.token_ns {
+            self.continued_s.get_or_create(name).set(seconds(token_ns));
+        }
         for (device, count) in recovery.lost {
             let [model] = name.clone();
             self.lost.get_or_create(&[model, ("device", device)]).inner().store(count, Ordering::Relaxed);

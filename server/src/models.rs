@@ -227,6 +227,13 @@ impl Models {
         self.find(name).map(|entry| entry.name())
     }
 
+    /// Returns the model with this name, or the first one, if it is loaded.
+    pub(crate) fn loaded(&self, name: Option<&str>) -> Result<InUse, Refusal> {
+        let entry = self.find(name)?;
+        let not_loaded = || Refusal::new(Kind::NotFound, format!("{} is not loaded", entry.name()));
+        entry.get().ok_or_else(not_loaded)
+    }
+
     /// Returns the names of all models, each with the model if it is loaded.
     pub(crate) fn all(&self) -> Vec<(&str, Option<Arc<Served>>)> {
         self.entries.iter().map(|entry| (entry.name(), entry.loaded())).collect()

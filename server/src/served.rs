@@ -116,11 +116,16 @@ impl Served {
         self.failure.get().map(String::as_str)
     }
 
-    /// Returns why the pipeline cannot answer now: it has ended, or it recovers from the failure of a device.
+    /// Returns why the pipeline cannot answer now: it has ended, recovers from a failure, changes its devices,
+    /// or is suspended.
     pub(crate) fn outage(&self) -> Option<String> {
-        let recovers_from = || self.engine.recovery().recovers_from;
-        let recovering = || recovers_from().map(|reason| format!("recovering from a failure: {reason}"));
-        self.failure().map(str::to_owned).or_else(recovering)
+        let recovery = self.engine.recovery();
+        let reason = match recovery.recovers_from {
+            Some(reason) => Some(format!("recovering from a failure: {reason}")),
+            None if recovery.is_suspended => Some("suspended".into()),
+            None => recovery.is_changing.then(|| "the devices change".into()),
+        };
+        self.failure().map(str::to_owned).or(reason)
     }
 
     pub(crate) fn context(&self) -> u32 {

@@ -160,7 +160,11 @@ pub fn exit_code(error: &crate::Error) -> u8 {
         E::Model { .. } | E::Tokenizer { .. } | E::Template { .. } | E::NoTemplate { .. } => 3,
         E::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_) | PlanError::SmallCache { .. }) => 6,
         E::Planner(_) | E::Split(_) | E::Simulation(_) | E::Fleet { .. } | E::NotSelected { .. } => 4,
-        E::Devices(_) | E::DevicesOfEnvironment(_) | E::MemoryCap(_) | E::MemoryCapOfEnvironment(_) => 5,
+        E::Devices(_)
+        | E::UnknownDevice { .. }
+        | E::DevicesOfEnvironment(_)
+        | E::MemoryCap(_)
+        | E::MemoryCapOfEnvironment(_) => 5,
         E::EventLog { cause: crate::ReplayError::Mismatch { .. }, .. } => 1,
         E::File { .. } | E::EventLog { .. } | E::Output(_) | E::Run(RunError::Weight { .. }) => 7,
         E::Device { cause, .. }

@@ -5,7 +5,9 @@ use crate::gpus::compiles_anew;
 use crate::support::{
     Checkpoint, SMALL, Said, Setup, block_on, devices, engine_on, greedy, listen, model_path, ragtag, within,
 };
-use ragtag::{Devices, Engine, EngineOptions, Error, Model, Planner, Prompt, RecoveryNews, Sampling};
+use ragtag::{
+    DeviceChange, Devices, Engine, EngineOptions, Error, Model, Planner, Prompt, RecoveryNews, Sampling,
+};
 use ragtag_hal::{Checked, Faults};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::{Error as RunError, Refusal};
@@ -134,6 +136,25 @@ fn prompt(model: &Model) -> Vec<u32> {
     model.tokenizer().unwrap().encode(text, true).unwrap()
 }
 
+/// Returns devices of which the first is lost, and then the first one of the next pipeline. Also returns the labels of
+/// the devices in the order in which they are opened.
+fn lost_in_turn(devices: Devices) -> (Devices, Arc<Mutex<Vec<String>>>) {
+    let opened = Arc::<Mutex<Vec<String>>>::default();
+    let labels = Arc::clone(&opened);
+    let found = devices.checked_by(move |adapter, device| {
+        let mut labels = labels.lock().unwrap();
+        labels.push(adapter.label());
+        let submission = match (labels.len(), adapter.label().as_str()) {
+            (..=3, "cpu:0") => 120,
+            (4, _) => 200,
+            _ => return Ok(Checked::new(device)),
+        };
+        let lost = Faults { losing_submission: Some(submission), ..Faults::default() };
+        Checked::with_faults(device, lost)
+    });
+    (found, opened)
+}
+
 /// Checks two losses after each other, which leave one device, and lower limits.
 #[test]
 fn recoveries_go_on_to_the_last_device_and_to_their_limit() {
@@ -144,20 +165,8 @@ fn recoveries_go_on_to_the_last_device_and_to_their_limit() {
         let expected = tokens(eight(&sound, &ids, 60));
         drop(sound);
         for most in [2, 1, 0] {
-            // The first device is lost, and then the first one of the next pipeline.
-            let (setup, opened) = (three(most), Arc::new(Mutex::new(Vec::new())));
-            let labels = Arc::clone(&opened);
-            let found = devices(&setup).checked_by(move |adapter, device| {
-                let mut labels = labels.lock().unwrap();
-                labels.push(adapter.label());
-                let submission = match (labels.len(), adapter.label().as_str()) {
-                    (..=3, "cpu:0") => 120,
-                    (4, _) => 200,
-                    _ => return Ok(Checked::new(device)),
-                };
-                let lost = Faults { losing_submission: Some(submission), ..Faults::default() };
-                Checked::with_faults(device, lost)
-            });
+            let setup = three(most);
+            let (found, opened) = lost_in_turn(devices(&setup));
             let engine = engine_on(&model, &setup, &found).unwrap();
             let results = eight(&engine, &ids, 60);
             let state = engine.recovery();
@@ -183,6 +192,100 @@ fn recoveries_go_on_to_the_last_device_and_to_their_limit() {
                 assert_eq!(state.ended_by.is_some(), most > 0, "{state:?}");
             }
             engine.shutdown();
+        }
+    });
+}
+
+/// Checks that devices change while sequences run, that a change that is not possible changes nothing, and that requests
+/// wait while an engine is suspended.
+#[test]
+fn devices_change_while_sequences_run() {
+    within(300, || {
+        let model = Model::open(model_path(MODEL)).unwrap();
+        let (ids, setup) = (prompt(&model), three(8));
+        let found = devices(&setup);
+        let engine = engine_on(&model, &setup, &found).unwrap();
+        let expected = tokens(eight(&engine, &ids, 60));
+        let change = |remove: &[&str], add: &[&str], suspend| {
+            let labels = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect();
+            let mut change = DeviceChange::default();
+            (change.remove, change.add, change.suspend) = (labels(remove), labels(add), suspend);
+            engine.change_devices(&change)
+        };
+        let uses = |plan: &ragtag::Plan, label: &str| plan.stages.iter().any(|stage| stage.device == label);
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| tokens(eight(&engine, &ids, 60)));
+            let without = change(&["cpu:0", "cpu:1"], &[], None).unwrap();
+            assert!(!uses(&without, "cpu:0") && !uses(&without, "cpu:1"), "{}", without.split());
+            assert!(matches!(change(&[], &["gpu:7"], None), Err(Error::UnknownDevice { .. })));
+            assert!(matches!(change(&["gpu:7"], &[], None), Err(Error::NotSelected { .. })));
+            let nothing = change(&["cpu:2"], &[], None);
+            assert!(matches!(nothing, Err(Error::Usage(_) | Error::Planner(_))), "{nothing:?}");
+            assert_eq!(engine.plan().split().to_string(), without.split().to_string());
+            let with = change(&["cpu:2"], &["cpu:0"], None).unwrap();
+            assert!(uses(&with, "cpu:0") && !uses(&with, "cpu:2"), "{}", with.split());
+            assert_eq!(running.join().unwrap(), expected);
+        });
+        change(&[], &[], Some(true)).unwrap();
+        assert!(engine.recovery().is_suspended);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| tokens(eight(&engine, &ids, 60)));
+            while engine.stats().counts.waiting < 8 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // It stays suspended without `suspend`.
+            change(&[], &["cpu:1"], None).unwrap();
+            assert!(engine.recovery().is_suspended && engine.stats().counts.waiting == 8);
+            change(&[], &["cpu:2"], Some(false)).unwrap();
+            assert_eq!(waiting.join().unwrap(), expected);
+        });
+        engine.replan().unwrap();
+        assert_eq!(tokens(eight(&engine, &ids, 60)), expected);
+        let state = engine.recovery();
+        assert_eq!((state.changes, state.recoveries, state.is_suspended), (6, 0, false), "{state:?}");
+        change(&[], &[], Some(true)).unwrap();
+        engine.shutdown();
+        let exact = engine_on(&model, &three(0), &found).unwrap();
+        assert!(matches!(exact.replan(), Err(Error::Usage(_))));
+    });
+}
+
+/// Checks that the log of a run with two losses replays, also by the command, and that its requests get the same tokens
+/// again.
+#[test]
+fn the_log_of_a_run_with_losses_replays_and_its_requests_run_again() {
+    within(300, || {
+        let model = Model::open(model_path(MODEL)).unwrap();
+        let (ids, folder) = (prompt(&model), tempfile::tempdir().unwrap());
+        let log = folder.path().join("events");
+        let setup = Setup { log_events: Some(&log), ..three(8) };
+        let engine = engine_on(&model, &setup, &lost_in_turn(devices(&setup)).0).unwrap();
+        let said = tokens(eight(&engine, &ids, 60));
+        assert_eq!(engine.recovery().recoveries, 2);
+        engine.shutdown();
+        let replayed = ragtag::replay(&log).unwrap();
+        let logged: Vec<_> = replayed.requests.iter().map(|request| request.tokens.clone()).collect();
+        assert_eq!((logged, replayed.losses.len()), (said, 2));
+        println!("{:?}", replayed.losses);
+        assert!(replayed.losses.iter().all(|loss| loss.token_after_s.is_some()));
+
+        let replay = |more: &[&str]| ragtag().arg("replay").arg(&log).args(more).output().unwrap();
+        let path = model_path(MODEL);
+        let path = path.to_str().unwrap();
+        let done = replay(&["--json", "--execute", path, "--device", "cpu", "--no-calibration"]);
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        let printed: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+        assert_eq!(printed["executed"]["requests"], 8);
+        assert_eq!(printed["executed"]["tokens"], printed["summary"]["tokens"]);
+        let whole = std::fs::read(&log).unwrap();
+        let mut altered = whole.clone();
+        altered[whole.len() / 2] ^= 1;
+        for (bytes, why) in [(&altered[..], "was altered"), (&whole[..whole.len() - 1], "is truncated after")]
+        {
+            std::fs::write(&log, bytes).unwrap();
+            let refused = replay(&[]);
+            let text = String::from_utf8_lossy(&refused.stderr);
+            assert!(refused.status.code() == Some(7) && text.contains(why), "{text}");
         }
     });
 }

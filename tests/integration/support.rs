@@ -118,6 +118,7 @@ pub struct Setup<'a> {
     /// Whether the engine opens each device only once, without a self-test before.
     pub no_self_test: bool,
     pub max_recoveries: u32,
+    pub log_events: Option<&'a Path>,
 }
 
 impl Default for Setup<'_> {
@@ -143,6 +144,7 @@ impl Default for Setup<'_> {
             compute_timeout: None,
             no_self_test: false,
             max_recoveries: 0,
+            log_events: None,
         }
     }
 }
@@ -211,6 +213,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     (options.verify_transfers, options.stall_timeout) = (setup.verify_transfers, setup.stall_timeout);
     options.compute_timeout = setup.compute_timeout;
     (options.no_self_test, options.max_recoveries) = (setup.no_self_test, setup.max_recoveries);
+    options.log_events = setup.log_events.map(Path::to_owned);
     Engine::start_exact(model, devices, &plan, options)
 }
 

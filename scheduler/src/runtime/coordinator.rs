@@ -8,11 +8,11 @@ use crate::error::{Error, Result};
 use crate::events::EventSink;
 use crate::mailbox::{self, found, over};
 use crate::message::{RunMessage, RunUrgent};
-use crate::runtime::PipelineStats;
 use crate::runtime::attached::Attached;
 use crate::runtime::recovery::Interruption;
 use crate::runtime::request::{Client, Control, Picker, Reply, RequestMessage, RowLogits, Waiting};
 use crate::runtime::stages::Stages;
+use crate::runtime::{Interruptions, PipelineStats};
 use crate::sampling::Picks;
 use crossbeam_channel::{Receiver, Sender, never, select_biased};
 use ragtag_hal::{Anticipation, Awaited, Timing, Turn};
@@ -76,6 +76,8 @@ pub(super) struct Coordinator {
     pub(super) recovery: Option<Sender<Interruption>>,
     /// Error that has interrupted the run, until other stages are there.
     pub(super) lost: Option<Error>,
+    /// Time of the latest interruption, until a token follows.
+    pub(super) interrupted_ns: Option<u64>,
     pub(super) controls: Receiver<Control>,
     pub(super) requests: Receiver<RequestMessage>,
     /// Waiting requests. It is shared with the threads that submit.
@@ -147,6 +149,7 @@ impl Coordinator {
             match incoming {
                 Incoming::Control(Control::Stop) => return self.handle(RunEvent::Stop),
                 Incoming::Control(Control::Attach(attached)) => self.attach(*attached),
+                Incoming::Control(Control::Interrupt) => self.interrupt(),
                 Incoming::Control(Control::GiveUp) => self.give_up(),
                 Incoming::Urgent(RunUrgent::Failed(error)) => {
                     let attached = self.attached.as_ref();
@@ -178,7 +181,16 @@ impl Coordinator {
     fn attach(&mut self, attached: Attached) {
         let shape = Box::new(attached.run.clone());
         (self.attached, self.lost) = (Some(attached), None);
+        let since_ns = self.since_interruption_ns();
+        let mut stats = self.stats();
+        let count = stats.interruptions.count + 1;
+        stats.interruptions = Interruptions { count, restarted_ns: since_ns, token_ns: None };
+        drop(stats);
         self.handle(RunEvent::Restarted { shape });
+    }
+
+    fn since_interruption_ns(&self) -> u64 {
+        self.interrupted_ns.map_or(0, |at| Timing::now_ns().saturating_sub(at))
     }
 
     /// Stops the stages, and forgets them. What they still send does not arrive.
@@ -192,14 +204,31 @@ impl Coordinator {
     /// Interrupts the run after the failure of a device, if its stages can be replaced. Otherwise ends the run.
     fn failed(&mut self, error: Error, device: Option<String>) {
         let recovery = self.recovery.clone().filter(|_| !self.core.has_ended());
-        let (Some(recovery), Some(device)) = (recovery, device) else {
+        let (Some(recovery), Some(_)) = (recovery, &device) else {
             return self.handle(RunEvent::Failed { error });
         };
-        tracing::debug!(device, %error, "the run is interrupted");
-        self.detach();
-        self.lost = Some(error.clone());
-        self.handle(RunEvent::Interrupted);
-        if recovery.send(Interruption { error, device }).is_err() {
+        self.pause(&recovery, error, device);
+    }
+
+    /// Interrupts the run on request. If it is interrupted already, the recovery only gets a notice.
+    fn interrupt(&mut self) {
+        match self.recovery.clone() {
+            Some(recovery) if !self.core.has_ended() => self.pause(&recovery, Error::Stopped, None),
+            // A run that has ended takes no other stages, so its recovery ends.
+            _ => self.recovery = None,
+        }
+    }
+
+    /// Stops the stages, and lets the recovery replace them.
+    fn pause(&mut self, recovery: &Sender<Interruption>, error: Error, device: Option<String>) {
+        let has_stopped = self.attached.is_some();
+        if has_stopped {
+            tracing::debug!(device, %error, "the run is interrupted");
+            self.detach();
+            (self.lost, self.interrupted_ns) = (Some(error.clone()), Some(Timing::now_ns()));
+            self.handle(RunEvent::Interrupted);
+        }
+        if recovery.send(Interruption { error, device, has_stopped }).is_err() {
             self.give_up();
         }
     }
@@ -361,6 +390,7 @@ impl Coordinator {
             }
             RunAction::Emit { sequence, token } => {
                 self.pending.progress.new_tokens += 1;
+                self.note_token();
                 let picker = self.clients.get(&sequence).and_then(|client| client.picker.as_deref());
                 let log_probabilities = picker.and_then(Picker::report);
                 self.pending.news.push((sequence, Reply::Token { id: token, log_probabilities }));
@@ -372,6 +402,15 @@ impl Coordinator {
             RunAction::Stop => self.attached.iter().for_each(Attached::stop_devices),
         }
         Ok(())
+    }
+
+    /// Records the time of the first token after an interruption.
+    fn note_token(&mut self) {
+        if self.interrupted_ns.is_some() && self.attached.is_some() {
+            let since_ns = self.since_interruption_ns();
+            self.interrupted_ns = None;
+            self.stats().interruptions.token_ns = Some(since_ns);
+        }
     }
 
     /// Reads the logits of a micro-batch. Samples tokens from them, or delivers them to the client. Skips
@@ -487,6 +526,7 @@ mod tests {
             stages: Arc::default(),
             recovery: None,
             lost: None,
+            interrupted_ns: None,
             controls: never(),
             requests: never(),
             waiting: Arc::default(),

@@ -61,6 +61,20 @@ pub struct PipelineStats {
     /// Transfers of the token return. A transfer starts when logits leave the last stage. It ends when the
     /// coordinator has sampled the tokens and sent the next micro-batches.
     pub token_return: EdgeReport,
+    /// Interruptions after which other stages replaced those of the pipeline.
+    #[serde(default)]
+    pub interruptions: Interruptions,
+}
+
+/// Interruptions of a pipeline after which other stages replaced its stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interruptions {
+    /// Number of interruptions.
+    pub count: u64,
+    /// Time from the detection of the latest one until the other stages were loaded, in nanoseconds.
+    pub restarted_ns: u64,
+    /// Time from the detection of the latest one until the next token, in nanoseconds. `None` if none has followed.
+    pub token_ns: Option<u64>,
 }
 
 /// Final report of a pipeline, after its shutdown.
@@ -160,6 +174,7 @@ impl Pipeline {
             stages: Arc::clone(&pipeline.stages),
             recovery,
             lost: None,
+            interrupted_ns: None,
             controls: control_inbox,
             requests: request_inbox,
             waiting: Arc::clone(&pipeline.waiting),
@@ -246,6 +261,12 @@ impl Pipeline {
         if self.ended.load(Ordering::SeqCst) {
             refuse(&self.leftovers, &self.waiting);
         }
+    }
+
+    /// Interrupts a recoverable pipeline, so that its [`Recovery`] can replace the stages. Requests wait until then, and none
+    /// is lost. Never blocks.
+    pub fn interrupt(&self) {
+        let _ = self.controls.send(Control::Interrupt);
     }
 
     /// Returns the current counts, times and load of the pipeline. Those of stages and edges begin anew when a

@@ -1,4 +1,4 @@
-//! Recovery from the failure of a device: the owner of a [`Recovery`] loads other stages, and the sequences of the pipeline
+//! Recovery from the failure of a device, and changes of devices: the owner of a [`Recovery`] loads other stages, and the sequences of the pipeline
 //! go on. The coordinator, the requests and their samplers stay.
 
 use crate::error::{Error, Result};
@@ -8,13 +8,15 @@ use crate::runtime::stages::{Stages, load};
 use crossbeam_channel::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 
-/// Failure of a device that has interrupted a pipeline.
+/// Interruption of a pipeline by the failure of a device, or by [`Pipeline::interrupt`](crate::Pipeline::interrupt).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interruption {
     /// Error of the run. Without a recovery, the run ends with it.
     pub error: Error,
-    /// Label of the device that has failed.
-    pub device: String,
+    /// Label of the device that has failed. `None` if the owner of the pipeline has interrupted it.
+    pub device: Option<String>,
+    /// Whether it has stopped the stages. Otherwise, the run was interrupted before, and this is only a notice.
+    pub has_stopped: bool,
 }
 
 /// Replaces the stages of a pipeline after the failure of a device. [`Pipeline::start_recoverable`](crate::Pipeline) returns
@@ -26,9 +28,14 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// Waits until a device fails. Returns `None` when the pipeline has stopped.
+    /// Waits until a device fails, or the owner interrupts the pipeline. Returns `None` when the pipeline has stopped.
     pub fn wait(&self) -> Option<Interruption> {
         self.interruptions.recv().ok()
+    }
+
+    /// Interrupts the pipeline, as [`Pipeline::interrupt`](crate::Pipeline::interrupt) does.
+    pub fn interrupt(&self) {
+        let _ = self.controls.send(Control::Interrupt);
     }
 
     /// Waits until the threads of the failed pipeline have ended and freed the memory of their devices. Leaves a device

@@ -140,6 +140,8 @@ pub(super) enum RequestMessage {
 pub(super) enum Control {
     /// Stop the pipeline.
     Stop,
+    /// Interrupt the run, so that other stages can replace the loaded ones.
+    Interrupt,
     /// Go on with these stages.
     Attach(Box<Attached>),
     /// End the run if it is interrupted, and at the next failure: nothing replaces lost stages.

@@ -57,7 +57,7 @@ fn every_sequence_gets_the_tokens_of_a_run_without_a_loss() {
             let requests = requests(&pipeline);
             for (next, device) in [(losing(2, 1, 60), stage), (Setup::new(1), 1)] {
                 let interruption = recovery.wait().unwrap();
-                assert_eq!(interruption.device, format!("cpu:{device}"), "{}", interruption.error);
+                assert_eq!(interruption.device, Some(format!("cpu:{device}")), "{}", interruption.error);
                 restart(&recovery, &next).unwrap();
             }
             assert_eq!(results(&requests), expected, "stage {stage}, command {command}");
@@ -69,6 +69,32 @@ fn every_sequence_gets_the_tokens_of_a_run_without_a_loss() {
             assert_eq!(recovery.wait(), None);
         }
     }
+}
+
+/// Checks that other stages replace those of a sound pipeline, and that an interruption of an interrupted run is a notice.
+#[test]
+fn the_owner_of_a_pipeline_replaces_its_stages() {
+    let expected = results(&requests(&Setup::new(3).start().unwrap()));
+    let (pipeline, recovery) = start(&Setup::new(3));
+    let requests = requests(&pipeline);
+    for (count, stages) in [(1, 2), (2, 1), (3, 3)] {
+        for has_stopped in [true, false] {
+            pipeline.interrupt();
+            let interruption = recovery.wait().unwrap();
+            assert_eq!((interruption.device, interruption.has_stopped), (None, has_stopped));
+        }
+        restart(&recovery, &Setup::new(stages)).unwrap();
+        while pipeline.stats().interruptions.count < count {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(results(&requests), expected);
+    let interruptions = pipeline.stats().interruptions;
+    assert!(interruptions.token_ns >= Some(interruptions.restarted_ns), "{interruptions:?}");
+    recovery.interrupt();
+    recovery.wait().unwrap();
+    drop(recovery);
+    assert_eq!(failed(&all(&submit(&pipeline, &prompt(9, 1), generate(1)).1)), Error::Stopped);
 }
 
 #[test]
@@ -152,7 +178,10 @@ fn a_device_that_hangs_is_replaced() {
     assert_eq!(hangs.recv_timeout(TIMEOUT), Ok(()));
     let interruption = recovery.wait().unwrap();
     assert!(matches!(&interruption.error, Error::StalledCompute { stage: 1, .. }), "{interruption:?}");
-    assert_eq!((interruption.device.as_str(), recovery.clear()), ("null:1", vec!["null:1".to_owned()]));
+    assert_eq!(
+        (interruption.device.as_deref(), recovery.clear()),
+        (Some("null:1"), vec!["null:1".to_owned()])
+    );
     let options = PipelineOptions::new(1, 128, 16, 12);
     recovery.restart(support::null::pipeline(&[0]), &options, |_| {}).unwrap();
     drop(answer);

@@ -122,6 +122,11 @@ fn of_recovery(news: &RecoveryNews) -> String {
             let changes: String = changes.iter().map(|change| format!("; {change}")).collect();
             format!("recovered after {:.1} s: {}{changes}", after.as_secs_f64(), summary(plan))
         }
+        RecoveryNews::Changed { plan, after, changes, .. } => {
+            let changes: String = changes.iter().map(|change| format!("; {change}")).collect();
+            format!("changed the devices within {:.1} s: {}{changes}", after.as_secs_f64(), summary(plan))
+        }
+        RecoveryNews::Suspended => "suspended; the devices are free, and requests wait".into(),
         RecoveryNews::GivenUp { reason, .. } => format!("warning: cannot recover: {reason}"),
         _ => String::new(),
     }
