@@ -114,6 +114,14 @@ pub enum Fault {
         /// Number of the command, counted from 1 over all queues in the order of their starts.
         nth: u64,
     },
+    /// A device hangs when it starts a given command, which never ends. The other queues go on until the run notices
+    /// that the command makes no progress.
+    HungAtCommand {
+        /// Index of the stage.
+        stage: u32,
+        /// Number of the command, as in [`Fault::LostAtCommand`].
+        nth: u64,
+    },
     /// All submissions to one queue take longer.
     Slow {
         /// Index of the stage.
@@ -302,7 +310,8 @@ impl SimSpec {
     }
 
     /// Returns a random pipeline that fails up to three times, each time at some command, and is then replaced by another
-    /// random pipeline. Nothing else ends the run.
+    /// random pipeline. A device is lost or hangs, also at once after the replacement, and some fail while they load.
+    /// Nothing else ends the run.
     #[cfg(test)]
     pub(super) fn random_losses(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed ^ 0x6c6f_7373);
@@ -318,8 +327,14 @@ impl SimSpec {
                 None => faults.retain(|fault| matches!(fault, Fault::Slow { .. } | Fault::Unsteady { .. })),
                 Some(_) => faults.retain(|fault| !matches!(fault, Fault::Stopped { .. })),
             }
-            let (stage, nth) = (rng.random_range(0..other.stages.len() as u32), rng.random_range(1..60));
-            faults.extend(then.is_some().then_some(Fault::LostAtCommand { stage, nth }));
+            let stage = rng.random_range(0..other.stages.len() as u32);
+            let last = if rng.random_ratio(1, 3) { 3 } else { 59 };
+            let nth = rng.random_range(1..=last);
+            let fault = match rng.random_ratio(1, 3) {
+                true => Fault::HungAtCommand { stage, nth },
+                false => Fault::LostAtCommand { stage, nth },
+            };
+            faults.extend(then.is_some().then_some(fault));
             let requests = first.requests.clone();
             then = Some(Box::new(Self { run, faults, requests, then, ..other }));
         }

@@ -8,8 +8,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ragtag run model.gguf -p \"Once\" --log-events run.events
-  ragtag replay run.events
+  ragtag replay run.events                                # written by run --log-events run.events
   ragtag replay run.events --trace trace.json
   ragtag replay run.events --execute model.gguf --device cpu
 

@@ -2,7 +2,7 @@
 
 use super::mailboxes::Message;
 use super::queue::Event;
-use super::{World, lost};
+use super::{World, hung, lost};
 use crate::core::{End, Nanoseconds, RunEvent, StageEvent};
 use crate::error::Error;
 use crate::sim::SimSpan;
@@ -10,6 +10,9 @@ use crate::sim::device::{Job, Submitted};
 use crate::sim::spec::Fault;
 use ragtag_hal::QueueKind;
 use ragtag_transfer::{Copy, OtherEnd};
+
+/// Time until a run notices that a device hangs.
+const HANG_NS: Nanoseconds = 500_000;
 
 impl World<'_> {
     pub(super) fn submit(&mut self, submitted: Submitted) {
@@ -44,6 +47,13 @@ impl World<'_> {
                     break;
                 }
                 self.devices[device].started = nth;
+                if self.spec.faults.contains(&Fault::HungAtCommand { stage: stage as u32, nth }) {
+                    let submitted = self.devices[device].start(hardware)?;
+                    self.memory.start(submitted)?;
+                    let noticed_ns = self.queue.now + HANG_NS;
+                    self.queue.at(noticed_ns, Event::Fail { stage, cause: hung() });
+                    continue;
+                }
                 let more = duration * self.queue.draw(self.spec.jitter_percent) / 100;
                 let while_ns = self.devices[device].unsteady_ns;
                 let more = more + if while_ns > 0 { self.queue.draw(while_ns) } else { 0 };

@@ -155,6 +155,7 @@ impl<'a> World<'a> {
                 Fault::SubmissionRefused { .. }
                 | Fault::NoticesRepeated { .. }
                 | Fault::LostAtCommand { .. }
+                | Fault::HungAtCommand { .. }
                 | Fault::MessageLost { .. }
                 | Fault::WrongBytes { .. }
                 | Fault::CopyRefused { .. }
@@ -259,6 +260,10 @@ impl<'a> World<'a> {
             .map(|queue| self.devices[actor].value(queue));
         self.device_event(actor, DeviceEvent::Progress(Progress { computed, uploaded, downloaded }))
     }
+}
+
+fn hung() -> ragtag_hal::Error {
+    ragtag_hal::Error::Lost { cause: "made up: it hangs".into() }
 }
 
 fn lost() -> ragtag_hal::Error {
