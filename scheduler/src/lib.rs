@@ -20,6 +20,7 @@ mod events;
 mod made_up;
 mod mailbox;
 mod message;
+pub mod remote;
 mod results;
 mod runtime;
 pub mod sampling;

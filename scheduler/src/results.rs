@@ -1,6 +1,7 @@
 //! Places of the results of micro-batches in host memory. There is one part per credit: whole rows of logits, then the
 //! best logits of rows.
 
+use crate::core::ResultRows;
 use ragtag_kernels::picks::RECORD_BYTES;
 use std::ops::Range;
 
@@ -38,6 +39,12 @@ impl ResultPlaces {
         let start = self.whole(credit, self.rows).end;
         let place = |row: u32| start + u64::from(row) * self.picks_bytes();
         place(rows.start)..place(rows.end)
+    }
+
+    /// Returns the ranges of bytes of a micro-batch's results: of the whole rows, and of the best logits of the others.
+    pub(crate) fn of(&self, rows: ResultRows) -> [Range<u64>; 2] {
+        let ResultRows { credit, whole, all } = rows;
+        [self.whole(credit, whole), self.picks(credit, whole..all)]
     }
 }
 

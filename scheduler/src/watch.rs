@@ -82,7 +82,8 @@ impl Watch {
     /// Returns whether the device at `index` has run the same work for much longer than predicted.
     pub(crate) fn hangs(&mut self, index: usize, now: Instant) -> bool {
         self.look(now);
-        let device = &self.devices[index];
+        // The threads of other hosts come after those of devices.
+        let Some(device) = self.devices.get(index) else { return false };
         let (id, times) = (device.own[0].id().device, STOP_TIMES * device.computations().max(1));
         let mut own = self.due.values().filter(|(work, _)| work.signal.timeline.device == id);
         own.any(|(work, since)| {

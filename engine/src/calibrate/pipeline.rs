@@ -14,6 +14,7 @@ use ragtag_graph::CompiledStage;
 use ragtag_hal::Timing;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
+use ragtag_scheduler::remote::Remote;
 use ragtag_scheduler::{
     Flow, Job, Picks, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler,
     Sampling, StageSpec,
@@ -61,7 +62,13 @@ impl CalibrationPipeline {
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         // Two sequences decode in micro-batches of their own.
         options.decode_groups = 2;
-        let spec = PipelineSpec { devices: vec![Box::new(device)], stages, prefill: None, events: None };
+        let spec = PipelineSpec {
+            devices: vec![Box::new(device)],
+            stages,
+            prefill: None,
+            events: None,
+            remote: Remote::default(),
+        };
         Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, return_row_bytes })
     }
 

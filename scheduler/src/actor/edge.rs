@@ -240,7 +240,7 @@ pub fn share_semaphore(
 }
 
 /// Sends a message about activations to the previous stage. Wakes its device only if it waits for one.
-pub(super) fn to_previous(previous: &Option<Edge>, message: ToSender) -> Result<()> {
+pub(crate) fn to_previous(previous: &Option<Edge>, message: ToSender) -> Result<()> {
     let Some(previous) = previous else {
         return Err(Error::protocol("a message to a stage before the first"));
     };
@@ -252,7 +252,7 @@ pub(super) fn to_previous(previous: &Option<Edge>, message: ToSender) -> Result<
 }
 
 /// Sends an event to the next stage.
-pub(super) fn to_next(next: &Option<Edge>, event: StageEvent) -> Result<()> {
+pub(crate) fn to_next(next: &Option<Edge>, event: StageEvent) -> Result<()> {
     match next {
         Some(next) => next.address.send(next.message(event)),
         None => Err(Error::protocol("a message to a stage after the last")),

@@ -34,7 +34,7 @@ use crate::mailbox::{Envelope, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunUrgent};
 use crate::results::ResultPlaces;
 use crate::trace::{Computed, Ends, Recorder, SizeReport, TraceSink};
-pub(crate) use edge::{Edge, Sharing};
+pub(crate) use edge::{Edge, Sharing, to_next, to_previous};
 use memory::StageBuffers;
 use passing::{LoadedPassage, Passage};
 use ragtag_hal::{

@@ -26,7 +26,7 @@ pub use batch::{Item, LogitRows, MicroBatch, MicroBatchId, ParamsTooSmall, Seque
 pub use device::{DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints};
 pub use event::{End, StageEvent, StageShape};
 pub use passing::{Passed, PlaceRead};
-pub use run::{Limits, Path, Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
+pub use run::{Limits, Path, ResultRows, Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Priority, Prompt, SequenceTimes, Want};
 pub use stage::StageStats;

@@ -298,7 +298,7 @@ fn a_stop_rule_ends_a_sequence_after_its_token() {
     run.submit(0, 4, 9);
     let batch = run.entered.remove(0);
     let ready = super::tests::timeline(0, ragtag_hal::QueueKind::Download).at(1);
-    run.step(RunEvent::Return(Return { micro_batch: batch.id, ready }));
+    run.step(RunEvent::Return(Return { micro_batch: batch.id, ready, rows: ResultRows::default() }));
     run.step(RunEvent::Progress { path: Path::Stages, value: 1 });
     let sampled = vec![Sampled { sequence: SequenceId(0), token: Ok(5), stops: true }];
     run.step(RunEvent::Collected { micro_batch: batch.id, sampled });

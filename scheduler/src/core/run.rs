@@ -128,6 +128,27 @@ pub struct Return {
     pub micro_batch: MicroBatchId,
     /// Point on the download timeline of the path's last stage after which the logits are in host memory.
     pub ready: Point,
+    /// Places of the logits.
+    #[serde(default)]
+    pub rows: ResultRows,
+}
+
+/// Rows of a micro-batch's results, and the credit that holds their host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResultRows {
+    /// The credit.
+    pub credit: u32,
+    /// Number of rows that the host reads whole. They come first.
+    pub whole: u32,
+    /// Number of all logit rows.
+    pub all: u32,
+}
+
+impl ResultRows {
+    /// Returns the rows of a micro-batch's results.
+    pub fn of(batch: &MicroBatch) -> Self {
+        Self { credit: batch.credit, whole: batch.whole_rows(), all: batch.logit_rows() }
+    }
 }
 
 /// Inputs of the coordinator.

@@ -18,8 +18,8 @@ use crate::core::passing::Passing;
 use crate::core::stream::Streams;
 use crate::core::verify::{Unsummed, Verification, Verifier};
 use crate::core::{
-    End, MicroBatch, MicroBatchId, Nanoseconds, Progress, Return, StageAction, StageEvent, StageShape,
-    VerifyAction,
+    End, MicroBatch, MicroBatchId, Nanoseconds, Progress, ResultRows, Return, StageAction, StageEvent,
+    StageShape, VerifyAction,
 };
 use crate::error::{Error, Result};
 use ragtag_hal::Point;
@@ -377,7 +377,11 @@ impl StageCore {
                 self.drain(ready, slot);
                 // Send the return before the submission, so that the coordinator knows the micro-batch before
                 // its point passes.
-                requests.push(StageAction::Return(Return { micro_batch: batch.id, ready }));
+                requests.push(StageAction::Return(Return {
+                    micro_batch: batch.id,
+                    ready,
+                    rows: ResultRows::of(&batch),
+                }));
                 let waits = vec![computed];
                 requests.push(StageAction::Logits { slot, micro_batch: batch, waits, signal: ready });
                 Ok(())

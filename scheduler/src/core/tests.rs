@@ -85,7 +85,10 @@ impl Run {
         let batch = self.entered.remove(0);
         self.returned += 1;
         let ready = timeline(0, QueueKind::Download).at(self.returned);
-        assert!(self.step(RunEvent::Return(Return { micro_batch: batch.id, ready })).is_empty());
+        assert!(
+            self.step(RunEvent::Return(Return { micro_batch: batch.id, ready, rows: ResultRows::default() }))
+                .is_empty()
+        );
         let collect = self.step(RunEvent::Progress { path: Path::Stages, value: self.returned });
         assert_eq!(collect, std::slice::from_ref(&batch));
         let wanted = batch
@@ -359,7 +362,7 @@ fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
         // The second token follows four prompt tokens and the first new token.
         let micro_batch = run.entered.remove(0).id;
         let ready = timeline(0, QueueKind::Download).at(2);
-        run.step(RunEvent::Return(Return { micro_batch, ready }));
+        run.step(RunEvent::Return(Return { micro_batch, ready, rows: ResultRows::default() }));
         run.step(RunEvent::Progress { path: Path::Stages, value: 2 });
         let sampled = vec![Sampled { sequence: SequenceId(0), token, stops: false }];
         let mut actions = Vec::new();
@@ -387,7 +390,7 @@ fn a_failure_ends_everything_once() {
 fn impossible_events_are_refused() {
     let ready = timeline(0, QueueKind::Download).at(1);
     let wrong = [
-        RunEvent::Return(Return { micro_batch: MicroBatchId(1), ready }),
+        RunEvent::Return(Return { micro_batch: MicroBatchId(1), ready, rows: ResultRows::default() }),
         RunEvent::Collected { micro_batch: MicroBatchId(0), sampled: Vec::new() },
         RunEvent::Submit { sequence: SequenceId(0), prompt: Prompt::new([1].into(), Want::Logits) },
     ];

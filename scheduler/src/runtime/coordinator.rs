@@ -509,7 +509,7 @@ impl Coordinator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{MicroBatchId, Prompt, Return, Want};
+    use crate::core::{MicroBatchId, Prompt, ResultRows, Return, Want};
     use crate::message::RunAddress;
     use crate::runtime::Flow;
     use crate::runtime::attached::tests::attached;
@@ -551,7 +551,8 @@ mod tests {
         let prompt = Prompt::new([1, 2].into(), want);
         coordinator.handle(RunEvent::Submit { sequence: SequenceId(0), prompt });
         assert!(coordinator.poll().is_none());
-        let returned = Return { micro_batch: MicroBatchId(0), ready: last.id().at(1) };
+        let returned =
+            Return { micro_batch: MicroBatchId(0), ready: last.id().at(1), rows: ResultRows::default() };
         address.send_quietly(RunMessage::Return(returned)).unwrap();
         last.advance(1);
         let Some(Incoming::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
@@ -581,7 +582,11 @@ mod tests {
             coordinator.handle(RunEvent::Submit { sequence, prompt });
         }
         for id in 0..2 {
-            let returned = Return { micro_batch: MicroBatchId(id), ready: last.id().at(id + 1) };
+            let returned = Return {
+                micro_batch: MicroBatchId(id),
+                ready: last.id().at(id + 1),
+                rows: ResultRows::default(),
+            };
             coordinator.handle(RunEvent::Return(returned));
         }
         // A device still writes the logits of the second micro-batch.

@@ -3,6 +3,7 @@
 use crate::actor::{Actor, ActorSpec};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceUrgent, RunUrgent};
+use crate::runtime::proxies::Proxies;
 use crate::runtime::spec::LoadProgress;
 use crate::runtime::threads::DeviceThread;
 use crossbeam_channel::{Sender, bounded};
@@ -13,16 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Starts the actors and waits until all have loaded their stages. `abort` ends loading early. After a failure, all threads have ended.
 pub(super) fn start(
-    specs: Vec<ActorSpec>,
+    (specs, proxies): (Vec<ActorSpec>, Proxies),
     addresses: &[DeviceAddress],
     total_bytes: u64,
     abort: Arc<AtomicBool>,
     progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
 ) -> Result<Vec<DeviceThread>> {
     let done = Arc::<AtomicU64>::default();
-    let (ready, loaded) = bounded(specs.len());
+    let (ready, loaded) = bounded(specs.len() + proxies.hosts.len());
     let mut threads = Vec::new();
-    let mut outcome = Ok(());
+    let (mut outcome, mut expected) = (Ok(()), 0);
     for spec in specs {
         let (ready, aborted, progress) = (ready.clone(), Arc::clone(&abort), Arc::clone(&progress));
         let done = Arc::clone(&done);
@@ -34,16 +35,31 @@ pub(super) fn start(
             };
             serve(spec, &aborted, &report, &ready);
         };
-        match DeviceThread::spawn(label, body) {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                abort.store(true, Ordering::Relaxed);
-                outcome = outcome.and(Err(error));
-            }
-        }
+        outcome = outcome.and(begin(label, body, &mut threads).inspect(|()| expected += 1));
     }
+    let Proxies { hosts, edges, relays, .. } = proxies;
+    for host in hosts {
+        let (ready, aborted, progress) = (ready.clone(), Arc::clone(&abort), Arc::clone(&progress));
+        let done = Arc::clone(&done);
+        let name = host.peer.name.clone();
+        let body = move || {
+            let report = |stage: u32, bytes: u64| {
+                let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                progress(LoadProgress { stage, done_bytes, total_bytes });
+            };
+            host.serve(&aborted, &report, &ready);
+        };
+        outcome = outcome.and(begin(name, body, &mut threads).inspect(|()| expected += 1));
+    }
+    for edge in edges {
+        outcome = outcome.and(begin(edge.peer.name.clone(), || edge.serve(), &mut threads));
+    }
+    for relay in relays {
+        outcome = outcome.and(begin(relay.peers[0].name.clone(), || relay.serve(), &mut threads));
+    }
+    abort.fetch_or(outcome.is_err(), Ordering::Relaxed);
     // Each actor sends one result, whether or not loading succeeds.
-    for result in loaded.iter().take(threads.len()) {
+    for result in loaded.iter().take(expected) {
         if let Err(error) = result {
             abort.store(true, Ordering::Relaxed);
             // Keep the first failure. Aborted stages, and stages whose neighbour has failed, report
@@ -59,6 +75,12 @@ pub(super) fn start(
         return Err(error);
     }
     Ok(threads)
+}
+
+/// Starts a thread, and adds it to `threads`.
+fn begin(label: String, body: impl FnOnce() + Send + 'static, threads: &mut Vec<DeviceThread>) -> Result<()> {
+    threads.push(DeviceThread::spawn(label, body)?);
+    Ok(())
 }
 
 /// Runs an actor's thread. A panic, for example in a weight source, ends the run like any other failure.

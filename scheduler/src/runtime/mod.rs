@@ -6,8 +6,10 @@
 
 mod attached;
 mod coordinator;
+mod hosted;
 mod loader;
 mod passages;
+mod proxies;
 mod recovery;
 mod request;
 mod shared_weights;
@@ -16,6 +18,7 @@ mod stages;
 mod threads;
 mod wiring;
 
+pub(crate) use hosted::HostedStages;
 pub use recovery::{Interruption, Recovery};
 pub use request::{Busy, Flow, Job, Reply, ReplySink, Request, StopRule};
 pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT};

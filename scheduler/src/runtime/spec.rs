@@ -6,6 +6,7 @@ use crate::actor::streaming::Streaming;
 use crate::core::{Limits, RunShape};
 use crate::error::{Error, Result};
 use crate::events::EventSink;
+use crate::remote::Remote;
 use crate::results::ResultPlaces;
 use crate::runtime::shared_weights::shared_weights;
 use ragtag_graph::execution::{Chunks, FEWEST, KvUse, passing_blocks, wrong_arenas, wrong_from_file};
@@ -29,12 +30,19 @@ pub struct PipelineSpec {
     pub prefill: Option<StageSpec>,
     /// Receiver of the record of the run. Ignored in stages that replace others, whose run goes on.
     pub events: Option<Box<dyn EventSink>>,
+    /// Stages on other hosts. A pipeline with some has no prefill stage.
+    pub remote: Remote,
 }
 
 impl PipelineSpec {
     /// Returns all stages. The prefill stage is the last.
     pub(crate) fn all(&self) -> impl Iterator<Item = &StageSpec> {
         self.stages.iter().chain(&self.prefill)
+    }
+
+    /// Returns the index among [`Remote::stages`] of a stage on another host.
+    pub(crate) fn remote_stage(&self, stage: &StageSpec) -> Option<usize> {
+        stage.device.checked_sub(self.devices.len())
     }
 }
 
@@ -132,13 +140,14 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
-        let PipelineSpec { devices, stages, prefill, .. } = pipeline;
+        let PipelineSpec { devices, stages, prefill, remote, .. } = pipeline;
         let compiled = || pipeline.all().map(|s| &s.compiled);
         let last = stages.last().ok_or_else(|| Error::spec("the pipeline has no stages"))?;
         let last = &last.compiled;
         check_options(stages.len(), options)?;
         check_devices(pipeline)?;
-        (0..stages.len()).try_for_each(|index| check_stage(index, stages, devices.len()))?;
+        (0..stages.len())
+            .try_for_each(|index| check_stage(index, stages, devices.len() + remote.stages.len()))?;
         prefill.iter().try_for_each(|prefill| check_prefill(prefill, pipeline))?;
         let vocabulary = last.result.vocabulary();
         let vocabulary = vocabulary.ok_or_else(|| Error::spec("the last stage returns no logits"))?;
@@ -231,9 +240,27 @@ fn check_devices(pipeline: &PipelineSpec) -> Result<()> {
             return Err(Error::spec(format!("{id} has no stage")));
         }
     }
+    check_remote(pipeline)?;
     let Some(pair) = stages.windows(2).find(|pair| pair[0].device == pair[1].device) else { return Ok(()) };
     let at = pair[1].compiled.segments.start;
     Err(Error::spec(format!("the stages on both sides of segment {at} are on one device; merge them")))
+}
+
+/// Checks the stages on other hosts.
+fn check_remote(pipeline: &PipelineSpec) -> Result<()> {
+    let PipelineSpec { devices, stages, prefill, remote } = pipeline;
+    let is_used_once = |index: usize| {
+        stages.iter().filter(|stage| stage.device == devices.len() + index).count() == 1
+            && remote.stages[index].host < remote.hosts.len()
+    };
+    if !(0..remote.stages.len()).all(is_used_once) {
+        return Err(Error::spec("a device of another host does not have one stage and one host"));
+    }
+    let streams = stages.iter().any(|stage| !stage.streamed.is_empty());
+    if !remote.stages.is_empty() && (prefill.is_some() || streams) {
+        return Err(Error::spec("a pipeline over several hosts has no prefill stage and streams no weights"));
+    }
+    Ok(())
 }
 
 /// Checks that a stage was compiled for the pipeline and follows the previous stage.

@@ -2,10 +2,11 @@
 
 use crate::actor::StageReport;
 use crate::capacity::Lanes;
+use crate::core::RunShape;
 use crate::error::{Error, Result};
 use crate::mailbox::mailbox;
-use crate::message::{DeviceAddress, DeviceUrgent, RunMessage, RunUrgent};
-use crate::runtime::attached::{Attached, Logits};
+use crate::message::{DeviceAddress, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
+use crate::runtime::attached::{Attached, Logits, PathEnds};
 use crate::runtime::spec::{Layout, LoadProgress, PipelineOptions, PipelineSpec};
 use crate::runtime::threads::{self, DeviceThread};
 use crate::runtime::wiring::{Wired, connect};
@@ -13,6 +14,7 @@ use crate::runtime::{PipelineStats, loader};
 use crate::trace::TraceSink;
 use crate::transfers::Transfers;
 use crate::watch::Watch;
+use ragtag_hal::DeviceId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,24 +49,52 @@ pub(super) fn load(
     abort: Arc<AtomicBool>,
     progress: impl Fn(LoadProgress) + Send + Sync + 'static,
 ) -> Result<(Attached, Loaded)> {
-    let layout = Layout::new(&pipeline, options)?;
-    layout.run.check()?;
-    let (run, inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
-    let sink = TraceSink::new(options.trace_spans);
-    let logits = Logits::new(&layout)?;
-    let wired = connect(pipeline, options, &layout, &run, &logits, &sink)?;
-    let Wired { actors, addresses, reports, devices, ends, crossings, watch } = wired;
-    let actors = loader::start(actors, &addresses, layout.weight_bytes, abort, Arc::new(progress))?;
+    let (address, inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
+    let (linked, loaded) = load_for(pipeline, options, &address, abort, progress)?;
+    let Linked { run, addresses, ends, devices, logits, watch } = linked;
     for ends in &ends {
-        let moved = run.clone();
+        let moved = address.clone();
         ends.notice.listen(&ends.last, move || drop(moved.send(RunMessage::Downloaded)), |_| {});
     }
-    let run = layout.run;
-    let attached = Attached { run, inbox, actors: addresses.clone(), ends, devices, logits, watch };
-    Ok((attached, Loaded { addresses, actors, reports, crossings, sink }))
+    Ok((Attached { run, inbox, actors: addresses, ends, devices, logits, watch }, loaded))
+}
+
+/// What a coordinator needs to communicate with loaded stages, besides its mailbox.
+pub(super) struct Linked {
+    pub(super) run: RunShape,
+    pub(super) addresses: Vec<DeviceAddress>,
+    pub(super) ends: Vec<PathEnds>,
+    /// Device id and device label of each stage.
+    pub(super) devices: Vec<(DeviceId, String)>,
+    pub(super) logits: Logits,
+    pub(super) watch: Watch,
+}
+
+/// Loads all stages of this host like [`load`]. They send their messages to `run`.
+pub(super) fn load_for(
+    pipeline: PipelineSpec,
+    options: &PipelineOptions,
+    run: &RunAddress,
+    abort: Arc<AtomicBool>,
+    progress: impl Fn(LoadProgress) + Send + Sync + 'static,
+) -> Result<(Linked, Loaded)> {
+    let layout = Layout::new(&pipeline, options)?;
+    layout.run.check()?;
+    let sink = TraceSink::new(options.trace_spans);
+    let logits = Logits::new(&layout)?;
+    let wired = connect(pipeline, options, &layout, run, &logits, &sink)?;
+    let Wired { actors, addresses, reports, devices, ends, crossings, watch, proxies } = wired;
+    let actors =
+        loader::start((actors, proxies), &addresses, layout.weight_bytes, abort, Arc::new(progress))?;
+    let linked = Linked { run: layout.run, addresses: addresses.clone(), ends, devices, logits, watch };
+    Ok((linked, Loaded { addresses, actors, reports, crossings, sink }))
 }
 
 impl Loaded {
+    pub(super) fn reports(&self) -> &[Arc<Mutex<StageReport>>] {
+        &self.reports
+    }
+
     /// Returns the number of stages.
     pub(super) fn count(&self) -> usize {
         self.reports.len()
@@ -80,7 +110,7 @@ impl Loaded {
     }
 
     /// Stops the threads and waits until they have ended. Returns the labels of the devices that were left behind.
-    fn end(&mut self, watch: Option<Watch>) -> Vec<String> {
+    pub(super) fn end(&mut self, watch: Option<Watch>) -> Vec<String> {
         // The coordinator has stopped the devices, unless it could not start.
         self.addresses.drain(..).for_each(|address| address.send_urgent(DeviceUrgent::Stop));
         threads::end(std::mem::take(&mut self.actors), watch)

@@ -9,8 +9,10 @@ use crate::copies::{Copies, FileReads, WatchedDevice};
 use crate::error::{Error, Result};
 use crate::mailbox::{Mailbox, Notice, mailbox};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress};
+use crate::remote::Remote;
 use crate::runtime::attached::{Logits, PathEnds};
 use crate::runtime::passages::{Passages, Reach};
+use crate::runtime::proxies::{Hosts, Proxies};
 use crate::runtime::shared_weights::shared_pages;
 use crate::runtime::spec::{Layout, PipelineOptions, PipelineSpec};
 use crate::trace::{Ends, TraceSink};
@@ -41,6 +43,8 @@ pub(super) struct Wired {
     /// Transfer records of the edges, followed by that of the token return.
     pub(super) crossings: Vec<Transfers>,
     pub(super) watch: Watch,
+    /// Proxies of other hosts.
+    pub(super) proxies: Proxies,
 }
 
 /// Connects the stages of a pipeline and the coordinator.
@@ -54,21 +58,24 @@ pub(super) fn connect(
 ) -> Result<Wired> {
     let passages = Passages::new(&pipeline, layout)?;
     let shared_weights = shared_pages(&pipeline);
-    let (wiring, mailboxes) = Wiring::new(&pipeline, options, &passages);
-    let PipelineSpec { devices, stages, prefill, .. } = pipeline;
+    let hosts = Hosts::new(&pipeline, options, run);
+    let (wiring, mailboxes) = Wiring::new(&pipeline, options, &passages, &hosts);
+    let PipelineSpec { devices, stages, prefill, remote, .. } = pipeline;
     let all = stages.iter().chain(&prefill);
     let (ends, watch) = (wiring.ends(&devices), wiring.watch(&devices, all));
-    let named = wiring.places.iter().map(|place| (devices[place.device].id(), wiring.label(place))).collect();
+    let named = wiring.places.iter().map(|place| (wiring.id(place), wiring.label(place))).collect();
     let actors = devices.into_iter().zip(mailboxes).enumerate();
     let decode_rows = layout.run.max_sequences.div_ceil(options.decode_groups.max(1));
     let actor = |(index, owned)| wiring.actor(index, owned, decode_rows, run, sink);
     let mut actors: Vec<_> = actors.map(actor).collect();
-    let stages = stages.into_iter().chain(prefill).zip(shared_weights).zip(wiring.edges()?);
+    let (edges, proxies) = wiring.edges(hosts, remote, layout, logits)?;
+    let stages = stages.into_iter().chain(prefill).zip(shared_weights).zip(edges);
     for (index, ((spec, shared_weights), [previous, next])) in stages.enumerate() {
         let place = &wiring.places[index];
         let (is_last, is_prefill) = (index + 1 == place.path.end, place.is_prefill());
         let before = index.checked_sub(1).filter(|_| index > place.path.start);
-        actors[place.device].stages.push(ActorStage {
+        let Some(actor) = actors.get_mut(place.device) else { continue };
+        actor.stages.push(ActorStage {
             stage: index as u32,
             spec,
             reads: place.reads.clone(),
@@ -88,8 +95,9 @@ pub(super) fn connect(
     let reports = wiring.places.iter().map(|place| Arc::clone(&place.report)).collect();
     let decoding = wiring.places.iter().filter(|place| !place.is_prefill());
     let crossings = decoding.map(|place| place.leaving.clone()).collect();
-    let addresses = wiring.reach.into_iter().map(|reach| reach.address).collect();
-    Ok(Wired { actors, addresses, reports, devices: named, ends, crossings, watch })
+    let addresses = wiring.reach.into_iter().map(|reach| reach.address);
+    let addresses = addresses.chain(proxies.addresses.iter().cloned()).collect();
+    Ok(Wired { actors, addresses, reports, devices: named, ends, crossings, watch, proxies })
 }
 
 /// A stage's place in the pipeline.
@@ -117,7 +125,7 @@ impl Place {
 /// stages of its device.
 fn places(pipeline: &PipelineSpec) -> Vec<Place> {
     let count = pipeline.stages.len();
-    let mut stages_of = vec![0; pipeline.devices.len()];
+    let mut stages_of = vec![0; pipeline.devices.len() + pipeline.remote.stages.len()];
     let place = |(index, spec): (usize, &StageSpec)| {
         stages_of[spec.device] += 1;
         let path = if index < count { 0..count } else { count..count + 1 };
@@ -150,6 +158,7 @@ impl<'a> Wiring<'a> {
         pipeline: &PipelineSpec,
         options: &'a PipelineOptions,
         passages: &Passages,
+        hosts: &Hosts,
     ) -> (Self, Vec<DeviceMailbox>) {
         let places = places(pipeline);
         let decoding: Vec<usize> = pipeline.stages.iter().map(|stage| stage.device).collect();
@@ -164,6 +173,7 @@ impl<'a> Wiring<'a> {
             mailboxes.push(mailbox);
         }
         let copies = reach.iter().map(|_| Copies::default()).collect();
+        reach.extend(hosts.reach.iter().cloned());
         (Self { options, places, reach, copies }, mailboxes)
     }
 
@@ -171,8 +181,23 @@ impl<'a> Wiring<'a> {
         self.reach[place.device].label.clone()
     }
 
-    /// Returns the edges before and after each stage, with their rings.
-    fn edges(&self) -> Result<Vec<[Option<Edge>; 2]>> {
+    /// Returns the id of a stage's device.
+    fn id(&self, place: &Place) -> DeviceId {
+        self.reach[place.device].timelines[0].id().device
+    }
+
+    /// Returns the edges before and after each stage, with their rings, and the proxies of other hosts.
+    fn edges(
+        &self,
+        hosts: Hosts,
+        remote: Remote,
+        layout: &Layout,
+        logits: &Logits,
+    ) -> Result<(Vec<[Option<Edge>; 2]>, Proxies)> {
+        let reports: Vec<_> = self.places.iter().map(|place| Arc::clone(&place.report)).collect();
+        let own = self.copies.len();
+        let elsewhere = |stage: usize| self.places[stage].device.checked_sub(own);
+        let mut proxies = hosts.proxies(remote, layout, logits, (&reports, elsewhere(reports.len() - 1)));
         let mut edges: Vec<[Option<Edge>; 2]> = self.places.iter().map(|_| [None, None]).collect();
         for (index, routes) in self.options.routes.iter().enumerate() {
             let (ring, notice) = (self.ring(index, routes)?, Notice::default());
@@ -185,10 +210,24 @@ impl<'a> Wiring<'a> {
                 let (stage, ring_id, imported) = (place.local, None, Vec::new());
                 Edge { routes, ring, ring_id, label, address, stage, timelines, notice, shared, imported }
             };
-            edges[index][1] = Some(edge(index + 1, FROM_NEXT, at_sender));
-            edges[index + 1][0] = Some(edge(index, FROM_PREVIOUS, at_receiver));
+            let mut next = edge(index + 1, FROM_NEXT, at_sender);
+            let mut previous = edge(index, FROM_PREVIOUS, at_receiver);
+            match (elsewhere(index), elsewhere(index + 1)) {
+                (None, None) => {
+                    (edges[index][1], edges[index + 1][0]) = (Some(next), Some(previous));
+                }
+                (None, Some(far)) => {
+                    next.address = proxies.edge(index, far, (previous, true), layout)?;
+                    edges[index][1] = Some(next);
+                }
+                (Some(far), None) => {
+                    previous.address = proxies.edge(index, far, (next, false), layout)?;
+                    edges[index + 1][0] = Some(previous);
+                }
+                (Some(from), Some(to)) => proxies.relay(index, from, to),
+            }
         }
-        Ok(edges)
+        Ok((edges, proxies))
     }
 
     /// Allocates the host memory of the rings of an edge.
@@ -206,7 +245,10 @@ impl<'a> Wiring<'a> {
             let first = &self.places[last.path.start];
             PathEnds {
                 first: (first.device, first.local),
-                last: devices[last.device].timeline(QueueKind::Download),
+                last: match devices.get(last.device) {
+                    Some(device) => device.timeline(QueueKind::Download),
+                    None => Arc::clone(&self.reach[last.device].timelines[QueueKind::Download.index()]),
+                },
                 notice: Notice::default(),
                 progress: 0,
                 token_return: last.leaving.clone(),

@@ -6,6 +6,7 @@ mod failures;
 mod loading;
 mod reading;
 mod recovery;
+mod remote;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;
@@ -127,6 +128,7 @@ impl Setup {
             stages,
             prefill,
             events: None,
+            remote: ragtag_scheduler::remote::Remote::default(),
         }
     }
 

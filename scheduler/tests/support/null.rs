@@ -196,7 +196,13 @@ pub fn wide_pipeline(hosts: &[usize], rows: u32) -> PipelineSpec {
     let devices = (0..=*hosts.iter().max().expect("a stage"))
         .map(|index| NullDevice::open(index as u16, None, &Arc::default()));
     let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device, rows));
-    PipelineSpec { devices: devices.collect(), stages: stages.collect(), prefill: None, events: None }
+    PipelineSpec {
+        devices: devices.collect(),
+        stages: stages.collect(),
+        prefill: None,
+        events: None,
+        remote: ragtag_scheduler::remote::Remote::default(),
+    }
 }
 
 /// Returns a pipeline with one stage on each of two null devices. The second device hangs.
