@@ -1,6 +1,7 @@
 //! Probing, selection and opening of devices.
 
 use crate::error::{Error, Result};
+use crate::hosts::Hosts;
 use crate::ledger::{self, Claim, Claimed, Part};
 use crate::model::Model;
 use ragtag_devices::{
@@ -100,6 +101,8 @@ pub struct Devices {
     check: Arc<Check<'static>>,
     /// Number of changes of the ledger of claimed memory before the drivers were probed.
     changes: u64,
+    /// Devices of other hosts.
+    pub(crate) hosts: Hosts,
 }
 
 impl std::fmt::Debug for Devices {
@@ -185,8 +188,8 @@ impl Devices {
         };
         let check = Arc::new(|_: &Adapter, device| Ok(Checked::new(device)));
         let limits = Limits::default();
-        let backends = Arc::new(backends);
-        Ok(Self { backends, report, choice, caps, plan_options, throttles, limits, check, changes })
+        let (backends, hosts) = (Arc::new(backends), Hosts::default());
+        Ok(Self { backends, report, choice, caps, plan_options, throttles, limits, check, changes, hosts })
     }
 
     /// Adds the CPU to the devices of the selection `auto` if weights of `weight_bytes` bytes exceed the memory of
@@ -202,8 +205,9 @@ impl Devices {
         }
         let options = DeviceOptions { requested: Some("auto,cpu".into()), ..options.clone() };
         let mut helped = Self::resolve(&options, |_, _, _| self.report.clone())?;
-        (helped.choice.requested, helped.choice.source) = (self.choice.requested, self.choice.source);
-        Ok(Self { limits: self.limits, check: self.check, changes: self.changes, ..helped })
+        let Self { limits, check, changes, hosts, choice, .. } = self;
+        (helped.choice.requested, helped.choice.source) = (choice.requested, choice.source);
+        Ok(Self { limits, check, changes, hosts, ..helped })
     }
 
     /// Adds the CPU to the devices of the selection `auto`. Returns `None` for other selections, and if the CPU is one of
@@ -250,6 +254,12 @@ impl Devices {
     #[doc(hidden)]
     pub fn limited_to(self, limits: Limits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// Returns the devices of this host beside those of `hosts`.
+    #[cfg(feature = "remote")]
+    pub(crate) fn beside(self, hosts: Hosts) -> Self {
+        Self { hosts, ..self }
     }
 
     /// Limits the size of a buffer binding on the selected devices to `bytes`, for tests.
@@ -517,13 +527,14 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
-    /// Returns the selected adapter with this label.
+    /// Returns the adapter with this label, which is selected or on another host.
     ///
     /// # Errors
     /// Returns [`Error::Usage`] if it is not selected.
     pub(crate) fn selected_adapter(&self, label: &str) -> Result<&Adapter> {
         let missing = || Error::Usage(format!("the plan needs device {label}, which is not selected"));
-        self.selected().iter().find(|adapter| adapter.label() == label).ok_or_else(missing)
+        let own = self.selected().iter().find(|adapter| adapter.label() == label);
+        own.or_else(|| self.hosts.adapter(label)).ok_or_else(missing)
     }
 
     /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage, and `prefill`

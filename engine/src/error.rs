@@ -148,6 +148,14 @@ pub enum Error {
         /// The failed kernel with its error and the allowed error, and the number of other failed kernels.
         kernel: String,
     },
+    /// A worker that cannot be used, or that cannot listen.
+    #[error("worker {address}: {cause}")]
+    Worker {
+        /// Address of the worker.
+        address: String,
+        /// Reason, in words.
+        cause: String,
+    },
     /// A failed pipeline, or a request that the pipeline rejected.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),

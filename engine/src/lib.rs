@@ -53,6 +53,8 @@ mod fitting;
 #[cfg(feature = "grammars")]
 pub mod grammar;
 mod held;
+#[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "only workers have other hosts"))]
+mod hosts;
 mod isolation;
 mod ledger;
 mod model;
@@ -60,6 +62,8 @@ pub mod npy;
 mod planner;
 mod prepared;
 mod recovery;
+#[cfg(feature = "remote")]
+mod remote;
 mod running;
 mod session;
 mod simulate;
@@ -108,6 +112,8 @@ pub use ragtag_scheduler::{
     TokenMask, compare,
 };
 pub use recovery::{MAX_RECOVERIES, OnRecovery, RecoveryNews, RecoveryState};
+#[cfg(feature = "remote")]
+pub use remote::{WorkerAddress, WorkerKey, WorkerServer, WorkerSettings};
 pub use session::{
     Event, Generation, LogitStream, MaskSource, Prompt, Reason, Session, Summary, TokenStream,
 };

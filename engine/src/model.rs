@@ -253,7 +253,7 @@ impl Model {
     }
 
     /// Returns all files of the model. Files with weights come first.
-    fn files(&self) -> impl Iterator<Item = &dyn Source> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &dyn Source> {
         let others = self.inner.others.iter().map(|(_, source)| source);
         self.inner.shards.iter().chain(others).map(|source| source.as_ref())
     }

@@ -146,6 +146,10 @@ impl Planner {
         planner.not_selected = detected.filter(|label| !devices.labels().contains(label)).collect();
         planner.device_options = Some(devices.plan_options().clone());
         planner.host_memory_bytes = devices.host_memory_bytes(process_bytes);
+        planner.devices.extend(devices.hosts.facts());
+        planner.links.known.extend(devices.hosts.links.iter().cloned());
+        // The memory from which weights stream is that of one host.
+        planner.streaming &= devices.hosts.devices.is_empty();
         for (from, to) in
             devices.selected().iter().flat_map(|from| devices.selected().iter().map(move |to| (from, to)))
         {

@@ -9,10 +9,11 @@ use crate::model::Model;
 use crate::recovery::OnRecovery;
 use crate::stage::{FileWeights, StageInfo, compute_timeout, longest_computation, lowering};
 use crate::trust;
-use ragtag_hal::Device;
+use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::core::Limits;
 use ragtag_scheduler::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT, StageSpec};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,10 +29,10 @@ pub(crate) struct Options {
     pub(crate) all_logits: bool,
     pub(crate) verify_transfers: bool,
     /// `None` disables the limit.
-    stall_timeout: Option<Duration>,
+    pub(crate) stall_timeout: Option<Duration>,
     limits: Limits,
-    compute_timeout: Option<Duration>,
-    no_self_test: bool,
+    pub(crate) compute_timeout: Option<Duration>,
+    pub(crate) no_self_test: bool,
     cache_folder: Option<PathBuf>,
     pub(crate) max_recoveries: u32,
     pub(crate) log_events: Option<PathBuf>,
@@ -95,17 +96,34 @@ impl Prepared {
             Ok((adapter, compiled))
         };
         let compiled = all.iter().map(compile).collect::<Result<Vec<_>>>()?;
+        let labels: Vec<String> = plan.stages.iter().map(|stage| stage.device.clone()).collect();
+        let own: Vec<String> =
+            labels.iter().filter(|label| devices.hosts.adapter(label).is_none()).cloned().collect();
+        let own_devices = own.iter().collect::<BTreeSet<_>>().len();
+        // The other hosts load while this one compiles and loads.
+        let adapters: Vec<_> = compiled.iter().map(|(adapter, _)| adapter.clone()).collect();
+        let (remote, elsewhere) = devices.hosts.connect(plan, options, (&adapters, own_devices))?;
         if !options.no_self_test {
-            trust::check(devices, &compiled, options.cache_folder.clone())?;
+            let is_own = |adapter: &Adapter| devices.hosts.adapter(&adapter.label()).is_none();
+            let own = compiled.iter().filter(|(adapter, _)| is_own(adapter)).cloned().collect::<Vec<_>>();
+            trust::check(devices, &own, options.cache_folder.clone())?;
         }
         let claim = devices.claim(plan);
-        let labels: Vec<String> = plan.stages.iter().map(|stage| stage.device.clone()).collect();
         let prefill = plan.prefill_stage.as_ref();
         let prefill_label = prefill.map(|prefill| prefill.stage.device.clone());
-        let StageDevices { devices: opened, hosts } = devices.open_stages(&labels, prefill_label)?;
+        let StageDevices { devices: opened, hosts } = devices.open_stages(&own, prefill_label)?;
         let topology = Topology::new("/");
-        let ends = hosts[..labels.len()].windows(2).map(|pair| [&opened[pair[0]].0, &opened[pair[1]].0]);
-        let ring_cores = ends.map(|ends| topology.ring_cores(ends)).collect();
+        let mut own_hosts = hosts.into_iter();
+        let mut hosts: Vec<usize> =
+            elsewhere.iter().filter_map(|device| device.or_else(|| own_hosts.next())).collect();
+        hosts.extend(own_hosts);
+        let ends = labels.windows(2).zip(adapters.windows(2));
+        let is_far = |pair: &[String]| pair.iter().any(|label| devices.hosts.adapter(label).is_some());
+        let ring_cores = ends.map(|(labels, pair)| match is_far(labels) {
+            true => Vec::new(),
+            false => topology.ring_cores([&pair[0], &pair[1]]),
+        });
+        let ring_cores = ring_cores.collect();
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
         for ((stage, device), (adapter, compiled)) in all.into_iter().zip(hosts).zip(compiled) {
             let segments = stage.segments.range();
@@ -124,7 +142,8 @@ impl Prepared {
         let blocks = lowering.cache_blocks();
         let run = PipelineOptions { ring_cores, ..run_options(plan, specs.len(), blocks, options) };
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
-        Ok(Self { spec: PipelineSpec { devices, stages: specs, prefill, events: None }, run, stages, claim })
+        let spec = PipelineSpec { devices, stages: specs, prefill, events: None, remote };
+        Ok(Self { spec, run, stages, claim })
     }
 }
 
