@@ -56,6 +56,16 @@ pub struct Remote {
     pub hosts: Vec<RemoteHost>,
 }
 
+impl Drop for Remote {
+    /// Closes the streams that no pipeline has taken.
+    fn drop(&mut self) {
+        for host in &self.hosts {
+            let streams = host.control.iter().chain(host.edges.iter().map(|(_, stream)| stream));
+            streams.for_each(|stream| (stream.close)());
+        }
+    }
+}
+
 /// A stage on another host.
 pub struct RemoteStage {
     /// Label of its device.

@@ -56,7 +56,7 @@ impl Peer {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("{name} is silent"),
             _ => format!("connection to {name}: {cause}"),
         };
-        let cause = ragtag_hal::Error::Lost { cause: cause.into() };
+        let cause = ragtag_hal::Error::Lost { cause };
         Error::of_device(self.stages.to_vec(), self.label.clone(), cause)
     }
 
@@ -70,7 +70,7 @@ impl Peer {
                 Error::Memory { stage, device: label(device), cause, held_bytes, needed_bytes }
             }
             other => {
-                let cause = ragtag_hal::Error::Lost { cause: other.to_string().into() };
+                let cause = ragtag_hal::Error::Lost { cause: other.to_string() };
                 Error::of_device(self.stages.to_vec(), self.label.clone(), cause)
             }
         }
@@ -81,7 +81,7 @@ impl Peer {
         if self.has_ended.swap(true, Ordering::SeqCst) {
             return;
         }
-        let lost = ragtag_hal::Error::Lost { cause: error.to_string().into() };
+        let lost = ragtag_hal::Error::Lost { cause: error.to_string() };
         self.run.send_urgent(RunUrgent::Failed(error));
         self.timelines.iter().for_each(|timeline| timeline.fail(lost.clone()));
         self.close();
@@ -95,6 +95,12 @@ impl Peer {
 
     fn close(&self) {
         self.closes.iter().for_each(|close| close());
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -67,14 +67,16 @@ impl Hosts {
     /// of the last stage among those on other hosts.
     pub(super) fn proxies(
         self,
-        remote: Remote,
+        mut remote: Remote,
         layout: &Layout,
         logits: &Logits,
         (reports, last): (&[Arc<Mutex<StageReport>>], Option<usize>),
     ) -> Proxies {
         let mut proxies =
             Proxies { addresses: Vec::new(), hosts: Vec::new(), edges: Vec::new(), ..Proxies::of(&self) };
-        for ((index, host), mailbox) in remote.hosts.into_iter().enumerate().zip(self.mailboxes) {
+        for ((index, host), mailbox) in
+            std::mem::take(&mut remote.hosts).into_iter().enumerate().zip(self.mailboxes)
+        {
             let of_host = || (0..self.hosts.len()).filter(|at| self.hosts[*at] == index);
             let streams = host.control.iter().chain(host.edges.iter().map(|(_, stream)| stream));
             let peer = Arc::new(Peer {

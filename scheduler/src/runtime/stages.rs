@@ -59,7 +59,7 @@ pub(super) fn load(
     Ok((Attached { run, inbox, actors: addresses, ends, devices, logits, watch }, loaded))
 }
 
-/// What a coordinator needs to communicate with loaded stages, besides its mailbox.
+/// Data with which a coordinator communicates with loaded stages, besides its mailbox.
 pub(super) struct Linked {
     pub(super) run: RunShape,
     pub(super) addresses: Vec<DeviceAddress>,
