@@ -19,6 +19,9 @@ use std::sync::{Arc, Mutex};
 /// First of the ids that stand for the devices of stages on other hosts. No host has as many devices.
 const FIRST_ID: u16 = 1 << 14;
 
+/// Streams for edges, each with the index of the edge.
+type EdgeStreams = Vec<(usize, Stream)>;
+
 /// The hosts of a pipeline besides this one.
 pub(super) struct Hosts {
     /// Reach of each stage on another host. Each stage has timelines of its own.
@@ -114,7 +117,7 @@ pub(super) struct Proxies {
     pub(super) edges: Vec<EdgeProxy>,
     pub(super) relays: Vec<Relay>,
     /// The hosts, with the streams of their edges that have no proxy yet.
-    peers: Vec<(Arc<Peer>, Vec<(usize, Stream)>)>,
+    peers: Vec<(Arc<Peer>, EdgeStreams)>,
     /// Index of the host, and timelines, of each stage on another host.
     stages: Vec<(usize, [Arc<Timeline>; 3])>,
     credits: u32,
