@@ -161,6 +161,7 @@ pub fn exit_code(error: &crate::Error) -> u8 {
         E::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_) | PlanError::SmallCache { .. }) => 6,
         E::Planner(_) | E::Split(_) | E::Simulation(_) | E::Fleet { .. } | E::NotSelected { .. } => 4,
         E::Devices(_)
+        | E::Worker { .. }
         | E::UnknownDevice { .. }
         | E::DevicesOfEnvironment(_)
         | E::MemoryCap(_)

@@ -41,6 +41,8 @@ mod stream;
 mod strict;
 mod template;
 mod tokenize;
+#[cfg(feature = "remote")]
+mod worker;
 mod wrap;
 
 #[cfg(test)]
@@ -59,13 +61,18 @@ use tracing_subscriber::EnvFilter;
 const DEFAULT_LOG: &str = "warn";
 /// The same for `ragtag serve`, which logs its requests.
 const DEFAULT_SERVER_LOG: &str = "warn,ragtag_server=info";
+/// The same for `ragtag worker`, which logs its runs.
+const DEFAULT_WORKER_LOG: &str = "warn,ragtag_engine::remote=info";
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let serves = arguments.get(1).is_some_and(|command| command == "serve");
     // Child processes log, too.
-    start_logging(if serves { DEFAULT_SERVER_LOG } else { DEFAULT_LOG });
+    start_logging(match arguments.get(1).and_then(|command| command.to_str()) {
+        Some("serve") => DEFAULT_SERVER_LOG,
+        Some("worker") => DEFAULT_WORKER_LOG,
+        _ => DEFAULT_LOG,
+    });
     start::devices::isolate();
     if let Some(refusal) = habits::refusal(&arguments) {
         return failed(&Error::Usage(refusal));
@@ -110,6 +117,8 @@ fn execute(command: &Command) -> Result<()> {
         Command::Serve(args) => serve::run(args),
         #[cfg(feature = "server")]
         Command::Load(args) => load::run(args),
+        #[cfg(feature = "remote")]
+        Command::Worker(args) => worker::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),

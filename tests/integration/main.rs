@@ -39,6 +39,8 @@ mod pictures;
 mod pipelines;
 mod plan_api;
 mod recovery;
+#[cfg(feature = "remote")]
+mod remote;
 mod requests;
 mod rope_lengths;
 mod row_lengths;

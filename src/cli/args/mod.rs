@@ -13,6 +13,8 @@ mod run;
 mod serve;
 mod template;
 mod tokenize;
+#[cfg(feature = "remote")]
+mod worker;
 
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchLinksArgs, BenchSampling};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -29,6 +31,8 @@ pub(crate) use run::{
 };
 pub(crate) use template::TemplateArgs;
 pub(crate) use tokenize::TokenizeArgs;
+#[cfg(feature = "remote")]
+pub(crate) use worker::WorkerArgs;
 #[cfg(feature = "server")]
 pub(crate) use {load::LoadArgs, serve::ServeArgs};
 
@@ -86,6 +90,9 @@ pub(crate) enum Command {
     /// Measure the answers of a server under a load of requests.
     #[cfg(feature = "server")]
     Load(LoadArgs),
+    /// Offer the devices of this machine to `--worker` of another one.
+    #[cfg(feature = "remote")]
+    Worker(WorkerArgs),
     /// Measure prompt processing (pp) and generation (tg) speed.
     Bench(BenchArgs),
     /// Show the contents of a model file: hyperparameters, segments, tensors, costs.

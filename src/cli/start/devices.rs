@@ -77,3 +77,18 @@ pub(super) fn helped(
     }
     Ok(devices)
 }
+
+/// Adds the devices of the workers that the placement names, and prints their labels.
+#[cfg(feature = "remote")]
+pub(super) fn joined(devices: Devices, model: &Model, wanted: &Wanted<'_>) -> Result<Devices> {
+    let workers = wanted.workers();
+    if workers.is_empty() {
+        return Ok(devices);
+    }
+    let calibration = wanted.calibration();
+    let calibration = Some(&calibration).filter(|_| wanted.is_calibrated());
+    let devices = devices.with_workers(model, workers, calibration)?;
+    let labels = devices.labels_of_workers();
+    inform(&format!("workers=[{}]", labels.join(", ")));
+    Ok(devices)
+}

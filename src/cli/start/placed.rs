@@ -164,6 +164,8 @@ pub(crate) fn placed_while(
     });
     wanted.needs.workload = workload?;
     let devices = devices::helped(probed?, model, &options, &wanted, device_args.strict)?;
+    #[cfg(feature = "remote")]
+    let devices = devices::joined(devices, model, &wanted)?;
     let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
     let plan = planner.plan()?;
     let file = placement.plan.as_deref().map(|path| input_name(path).into());
@@ -195,6 +197,8 @@ pub(crate) fn for_fleet_or_devices(
             let (options, is_strict) = (devices::options(devices), devices.strict);
             let found = devices::probe(model, &options, &wanted)?;
             let found = devices::helped(found, model, &options, &wanted, is_strict)?;
+            #[cfg(feature = "remote")]
+            let found = devices::joined(found, model, &wanted)?;
             Ok((on_devices(model, &found, &wanted, is_strict)?, Some(found)))
         }
     }

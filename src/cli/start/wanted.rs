@@ -102,6 +102,11 @@ impl<'a> Wanted<'a> {
         !self.args.no_calibration
     }
 
+    #[cfg(feature = "remote")]
+    pub(super) fn workers(&self) -> &[crate::WorkerAddress] {
+        &self.args.worker
+    }
+
     /// Returns the options of the calibration for this placement.
     pub(crate) fn calibration(&self) -> CalibrationOptions {
         let mut options = CalibrationOptions::default();
