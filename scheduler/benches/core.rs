@@ -64,7 +64,8 @@ fn measure(sequences: u32, kv_use: KvUse) -> (Duration, u64) {
             match action {
                 RunAction::Enter { path, micro_batch } => {
                     points += 1;
-                    let returned = Return { micro_batch: micro_batch.id, ready: timeline.at(points) };
+                    let ready = timeline.at(points);
+                    let returned = Return { micro_batch: micro_batch.id, ready, rows: Default::default() };
                     events.extend([RunEvent::Return(returned), RunEvent::Progress { path, value: points }]);
                 }
                 RunAction::Collect { micro_batch } => {

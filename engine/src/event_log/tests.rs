@@ -86,7 +86,7 @@ impl Run {
         let Some(batch) = self.entered.pop_front() else { return false };
         self.done += 1;
         let ready = TimelineId { device: DeviceId(0), queue: QueueKind::Download }.at(self.done);
-        self.step(RunEvent::Return(Return { micro_batch: batch.id, ready }));
+        self.step(RunEvent::Return(Return { micro_batch: batch.id, ready, rows: Default::default() }));
         self.step(RunEvent::Progress { path: Route::Stages, value: self.done });
         true
     }

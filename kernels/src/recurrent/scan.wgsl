@@ -87,6 +87,11 @@ fn state_scan(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoca
     let part = item / COLUMNS;
     let column = group.z * COLUMNS + item % COLUMNS;
     let used = count(0u, c.rows);
+    if item == 0u {
+        first_row = 0u;
+        end_row = 0u;
+    }
+    workgroupBarrier();
     for (var i = item; i < used; i += ITEMS) {
         if sequence_of(i) != sequence { continue; }
         var is_first = i == 0u;

@@ -248,7 +248,7 @@ fn check_devices(pipeline: &PipelineSpec) -> Result<()> {
 
 /// Checks the stages on other hosts.
 fn check_remote(pipeline: &PipelineSpec) -> Result<()> {
-    let PipelineSpec { devices, stages, prefill, remote } = pipeline;
+    let PipelineSpec { devices, stages, prefill, remote, .. } = pipeline;
     let is_used_once = |index: usize| {
         stages.iter().filter(|stage| stage.device == devices.len() + index).count() == 1
             && remote.stages[index].host < remote.hosts.len()

@@ -41,7 +41,8 @@ fn part(setup: &Setup, placement: &[usize], own: usize, hosts: Vec<RemoteHost>) 
         remote.stages.push(RemoteStage { label, host: if own == 0 { host - 1 } else { 0 } });
     }
     let devices = devices.into_iter().enumerate().filter(|(device, _)| is_own(*device));
-    PipelineSpec { devices: devices.map(|(_, device)| device).collect(), stages, prefill: None, remote }
+    let devices = devices.map(|(_, device)| device).collect();
+    PipelineSpec { devices, stages, prefill: None, events: None, remote }
 }
 
 /// Streams between the coordinator and the workers. The first of each pair is the coordinator's.
@@ -121,7 +122,7 @@ fn a_lost_worker_is_a_lost_device_and_other_stages_go_on() {
         let (pipeline, recovery) = Pipeline::start_recoverable(spec, &setup.options, |_| {}).unwrap();
         let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(30));
         let interruption = recovery.wait().unwrap();
-        assert_eq!(interruption.device, "worker1/cpu:1", "{}", interruption.error);
+        assert_eq!(interruption.device.as_deref(), Some("worker1/cpu:1"), "{}", interruption.error);
         assert!(recovery.clear().is_empty());
         let next = Setup::new(1);
         recovery.restart(next.specs(), &next.options, |_| {}).unwrap();
