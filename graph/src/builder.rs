@@ -18,7 +18,7 @@ use ragtag_kernels::experts::gate::Rule;
 use ragtag_kernels::experts::route::Choice;
 use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::recurrent::gated_norm::Function as GateFunction;
-use ragtag_kernels::recurrent::scan::{DELTA, LOGARITHM};
+use ragtag_kernels::recurrent::scan::{DELTA, LOGARITHM, VECTOR};
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Activations, TensorType, matmul};
@@ -40,8 +40,10 @@ enum Tensors<'a> {
 
 /// A causal convolution of columns.
 pub(crate) struct Conv {
-    /// Names of the weights, and of the biases if there are any.
+    /// Names of the tensors with the weights, one after the other. They have as many columns each.
     pub(crate) weights: Vec<String>,
+    /// Name of the biases, if there are any.
+    pub(crate) bias: Option<String>,
     pub(crate) taps: u32,
     pub(crate) columns: u32,
     /// First column of the input.
@@ -49,13 +51,15 @@ pub(crate) struct Conv {
     pub(crate) silu: bool,
 }
 
-/// A norm of groups of columns with SiLU gates.
+/// A norm of groups of columns with gates.
 pub(crate) struct GatedBy {
     pub(crate) groups: u32,
     /// Whether the norm follows the gate.
     pub(crate) gates_first: bool,
     /// Column of the first gate.
     pub(crate) first: u32,
+    /// Function of the gates.
+    pub(crate) function: GateFunction,
 }
 
 /// An operator graph under construction.
@@ -353,6 +357,29 @@ impl<'a> Builder<'a> {
         Ok(self.scale_runs(inputs[inputs.len() - 1], factors))
     }
 
+    /// Adds products of two inputs, side by side in one tensor. Each of `parts` is an input, the name of its weights, and the
+    /// number of columns of its product.
+    pub(crate) fn matmuls_beside(
+        &mut self,
+        parts: [(NodeIndex, &str, u32); 2],
+    ) -> Result<NodeIndex, ModelError> {
+        let [(x, first, width), (other, second, more)] = parts;
+        let shape = Shape { width: width + more, ..self.graph.node(x).shape() };
+        let mut product = |x: NodeIndex, name: &str, rows: u32, column: u32, below: Option<NodeIndex>| {
+            self.matrix(name, self.graph.node(x).width, rows)?;
+            let weights = Stack { zero_rows: column % JOINT_COLUMNS, tensors: vec![name.into()] };
+            let column = column - weights.zero_rows;
+            let (activations, accumulate, norm, gated) = (Activations::F32, false, None, false);
+            let operator = MatMul { weights, activations, column, accumulate, norm, gated };
+            let inputs: Vec<_> = [x].into_iter().chain(below).collect();
+            Ok::<_, ModelError>(self.add(operator, shape, &inputs))
+        };
+        // The first product overwrites the zeros that the second one writes before its columns.
+        let below = product(other, second, more, width, None)?;
+        let both = product(x, first, width, 0, Some(below))?;
+        Ok(self.scale_runs(both, vec![(self.factor(first), width), (self.factor(second), more)]))
+    }
+
     /// Adds a node that normalises the query heads and the key heads of `qkv`. `weights` names the norm weights
     /// of the queries and of the keys, to which `offset` is added. Without names, all weights are 1.
     pub(crate) fn head_norm(
@@ -437,12 +464,16 @@ impl<'a> Builder<'a> {
         conv: Conv,
         factors: Option<[u32; 2]>,
     ) -> Result<NodeIndex, ModelError> {
-        let Conv { weights, taps, columns, first, silu } = conv;
-        self.flat(&weights[0], &[taps, columns])?;
-        for bias in &weights[1..] {
+        let Conv { mut weights, bias, taps, columns, first, silu } = conv;
+        for name in &weights {
+            self.flat(name, &[taps, columns / weights.len() as u32])?;
+        }
+        if let Some(bias) = &bias {
             self.vector(bias, columns)?;
         }
-        Ok(self.apply(CausalConv { layer, weights, taps, columns, first, factors, silu }, &[x]))
+        let is_biased = bias.is_some();
+        weights.extend(bias);
+        Ok(self.apply(CausalConv { layer, weights, is_biased, taps, columns, first, factors, silu }, &[x]))
     }
 
     /// Adds a node that scans the rows of the first input. The second one has the gates. `places` gives the first columns
@@ -461,8 +492,9 @@ impl<'a> Builder<'a> {
         let decay = name(if is_logarithm { "ssm_a_log" } else { "ssm_a" });
         let mut weights = vec![decay, name("ssm_dt.bias")];
         weights.extend((flags & DELTA == 0).then(|| name("ssm_d")));
-        for weight in &weights {
-            self.flat(weight, &[heads.count])?;
+        for (at, weight) in weights.iter().enumerate() {
+            let of_keys = at == 1 && flags & VECTOR > 0;
+            self.flat(weight, &[heads.count * if of_keys { heads.key_dimension } else { 1 }])?;
         }
         let flags = flags | if is_logarithm { LOGARITHM } else { 0 };
         Ok(self.apply(StateScan { layer, heads, columns, gates, flags, weights }, &inputs))
@@ -477,7 +509,7 @@ impl<'a> Builder<'a> {
         weight: &str,
         epsilon: f32,
     ) -> Result<NodeIndex, ModelError> {
-        let GatedBy { groups, gates_first, first } = by;
+        let GatedBy { groups, gates_first, first, function } = by;
         let all = self.graph.node(inputs[0]).width;
         let width = all / groups;
         let values = self.found(weight).map(|tensor| tensor.shape.iter().product::<u64>());
@@ -490,7 +522,7 @@ impl<'a> Builder<'a> {
             vec![count]
         };
         self.flat(weight, &sizes)?;
-        let (norm, gates, function) = (Some((weight.to_owned(), count)), [first, width], GateFunction::Silu);
+        let (norm, gates) = (Some((weight.to_owned(), count)), [first, width]);
         Ok(self.apply(GatedNorm { groups, norm, epsilon, gates_first, gates, function }, &inputs))
     }
 

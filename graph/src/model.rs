@@ -82,6 +82,7 @@ impl Model {
         description: Description,
     ) -> Result<Self, ModelError> {
         let weights = converted::split_latents(weights, &hyperparameters)?;
+        let weights = converted::split_key_heads(weights, &hyperparameters)?;
         let weights = converted::split_layers(weights, &hyperparameters)?;
         let weights = converted::widen_rows(weights)?;
         let mut graph = architecture.build(&hyperparameters, &weights)?;

@@ -18,7 +18,7 @@ pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 #[derive(Clone)]
 pub struct Golden {
     /// File that holds the model.
-    file: &'static str,
+    pub file: &'static str,
     /// Class of `transformers`, without its ending.
     pub name: String,
     pub config: Value,

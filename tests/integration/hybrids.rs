@@ -1,6 +1,7 @@
 //! Tests models with recurrent layers. The expected logits are those of `transformers` in float64, which
 //! `tests/support/golden/hybrids.py` wrote. The weights follow from a formula.
 
+mod kimi;
 mod nemotron;
 
 use crate::experts::{Golden, bytes_of, interleaved, read};
@@ -15,7 +16,12 @@ use tempfile::TempDir;
 /// Returns the models, with the names of published checkpoints.
 fn golden() -> Vec<Golden> {
     let mut all = read("hybrids.json", weight);
+    all.extend(read("kimi.json", weight));
     for golden in &mut all {
+        if golden.name == "KimiLinear" {
+            kimi::publish(golden);
+            continue;
+        }
         if nemotron::is_nemotron(golden) {
             nemotron::publish(golden);
             continue;
@@ -35,7 +41,7 @@ fn golden() -> Vec<Golden> {
 }
 
 /// Divisors of the weights whose names end like this.
-const DIVISORS: [(&str, f32); 16] = [
+const DIVISORS: [(&str, f32); 21] = [
     ("expert_bias", 256.0),
     ("conv.conv.weight", 128.0),
     ("conv1d.weight", 128.0),
@@ -51,13 +57,21 @@ const DIVISORS: [(&str, f32); 16] = [
     ("feed_forward.gate.weight", 256.0),
     ("e_score_correction_bias", 256.0),
     ("experts.up_proj", 128.0),
+    ("f_a_proj.weight", 128.0),
+    ("f_b_proj.weight", 128.0),
+    ("g_a_proj.weight", 128.0),
+    ("g_b_proj.weight", 128.0),
+    ("b_proj.weight", 128.0),
     ("", 512.0),
 ];
 
 /// Returns weight number `at` of a tensor. All types without blocks hold it exactly.
 fn weight(_: &str, tensor: usize, at: usize, key: &str) -> f32 {
     let value = (((at + 1) * 7919 + (tensor + 1) * 104_729) % 65_537 % 257) as i32 - 128;
-    if ["norm.weight", "norm_f.weight", "mamba.D", "mixer.D"].iter().any(|end| key.ends_with(end)) {
+    if ["norm.weight", "norm_f.weight", "kv_a_layernorm.weight", "mamba.D", "mixer.D"]
+        .iter()
+        .any(|end| key.ends_with(end))
+    {
         return 1.0 + value.div_euclid(2) as f32 / 128.0;
     }
     let is_router =
@@ -66,30 +80,14 @@ fn weight(_: &str, tensor: usize, at: usize, key: &str) -> f32 {
     value as f32 / if is_router { 32.0 } else { divisor }
 }
 
-/// Returns the models of this file, each with whether a GGUF file or a directory holds it.
-pub fn verified() -> Vec<(Model, bool)> {
+/// Returns the models of these tests, each with whether a GGUF file or a directory holds it, and the file with its logits.
+pub fn verified() -> Vec<(Model, bool, &'static str)> {
     let opened = |golden: Golden| {
         let (_file, gguf) = open_gguf(&golden);
-        let next = (golden.name == "Qwen3_5Moe").then(|| (open_next(&golden).1, true));
         let (_folder, directory) = golden.open(&golden.tensors, TensorType::F32);
-        [(gguf, true), (directory, false)].into_iter().chain(next)
+        [(gguf, true, golden.file), (directory, false, golden.file)]
     };
     golden().into_iter().flat_map(opened).collect()
-}
-
-/// Writes a GGUF file of Qwen3-Next, which computes what Qwen 3.5 MoE does. Its value heads are in the order of directories,
-/// and one matrix has the gates of both kinds, those of each key head together.
-fn open_next(golden: &Golden) -> (TempDir, Model) {
-    let mut next = golden.clone();
-    next.name = "Qwen3Next".into();
-    for layer in 0..2 {
-        let of = |part: &str| format!("model.layers.{layer}.linear_attn.in_proj_{part}.weight");
-        let [strengths, decays] = ["b", "a"].map(|part| next.tensors.remove(&of(part)).unwrap().1);
-        let pairs = strengths.chunks_exact(2 * 64).zip(decays.chunks_exact(2 * 64));
-        let joint = pairs.flat_map(|(strengths, decays)| [strengths, decays].concat()).collect();
-        next.tensors.insert(of("ba"), (vec![8, 64], joint));
-    }
-    open_gguf(&next)
 }
 
 fn setup() -> Setup<'static> {
@@ -124,9 +122,10 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
     let architecture = match &*golden.name {
         "Qwen3_5" => "qwen35",
         "Qwen3_5Moe" => "qwen35moe",
-        "Qwen3Next" => "qwen3next",
+        "Qwen3Next" | "Qwen3Next-Older" => "qwen3next",
         "Lfm2" => "lfm2",
         "Lfm2Moe" => "lfm2moe",
+        "KimiLinear" => "kimi-linear",
         _ if nemotron::is_nemotron(golden) => nemotron::architecture(golden),
         _ => "granitehybrid",
     };
@@ -180,6 +179,7 @@ fn put_metadata(golden: &Golden, writer: &mut Writer) {
             put(writer, "rope.dimension_count", 16);
             put(writer, "ssm.inner_size", 128);
         }
+        "kimi-linear" => kimi::put_metadata(writer),
         _ if nemotron::is_nemotron(golden) => nemotron::put_metadata(golden, writer),
         _ => writer.put(&format!("{architecture}.attention.head_count_kv"), &per_layer[..]),
     }
@@ -237,6 +237,9 @@ fn gguf_tensors(
     shape: &[usize],
     values: &[f32],
 ) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    if golden.name == "KimiLinear" {
+        return kimi::gguf_tensors(golden, key, shape, values);
+    }
     if nemotron::is_nemotron(golden) {
         return nemotron::gguf_tensors(golden, key, shape, values);
     }
@@ -275,6 +278,21 @@ fn gguf_tensors(
         let names = [format!("ffn_gate{end}.weight"), format!("ffn_up{end}.weight")];
         let names = names.into_iter().enumerate();
         return names.map(|(first, name)| (blk(&name), sizes.clone(), part(first))).collect();
+    }
+    if part == "linear_attn.in_proj_qkvz.weight" && golden.name == "Qwen3Next" {
+        // Each of the two key heads has rows for its query, its key, its two values, and their gates.
+        let parts = |of_head: &[(usize, usize)]| -> Vec<f32> {
+            let rows = |(first, rows): &(usize, usize)| {
+                let (start, end) = (first * 64, (first + rows) * 64);
+                values.chunks_exact(192 * 64).flat_map(move |head| head[start..end].to_vec())
+            };
+            of_head.iter().flat_map(rows).collect()
+        };
+        let (qkv, gates) = (parts(&[(0, 32), (32, 32), (64, 64)]), parts(&[(128, 64)]));
+        return vec![
+            (blk("attn_qkv.weight"), vec![256, 64], qkv),
+            (blk("attn_gate.weight"), vec![128, 64], gates),
+        ];
     }
     let ffn_norm = if is_qwen { "post_attention_norm" } else { "ffn_norm" };
     let last = if golden.name == "GraniteMoeHybrid-Dense" { "ffn_down" } else { "ffn_down_shexp" };
@@ -316,6 +334,7 @@ fn gguf_tensors(
         ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
         ("linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
         ("linear_attn.in_proj_ba.weight", "ssm_ba.weight"),
+        ("linear_attn.in_proj_qkvz.weight", "ssm_in.weight"),
         ("mamba.in_proj.weight", "ssm_in.weight"),
         ("conv1d.weight", "ssm_conv1d.weight"),
         ("conv1d.bias", "ssm_conv1d.bias"),
@@ -374,9 +393,17 @@ fn logits_of_hybrids_are_those_of_transformers() {
         }
         let (_folder, gguf) = open_gguf(&golden);
         golden.check(&gguf, &setup(), "GGUF");
-        if golden.name == "Qwen3_5Moe" {
-            let (_folder, next) = open_next(&golden);
-            golden.check(&next, &setup(), "GGUF of Qwen3-Next");
+        if golden.name == "Qwen3Next" {
+            let mut older = golden.clone();
+            older.name = "Qwen3Next-Older".into();
+            let (_folder, gguf) = open_gguf(&older);
+            golden.check(&gguf, &setup(), "older GGUF");
+        }
+        if golden.name == "KimiLinear" {
+            let mut newer = golden.clone();
+            newer.config = read("kimi.json", weight)[0].config.clone();
+            let (_folder, model) = newer.open(&newer.tensors, TensorType::F32);
+            golden.check(&model, &setup(), "configuration of transformers 5");
         }
     }
 }

@@ -20,8 +20,8 @@ the logits from the model directory and from a GGUF file with the same weights, 
 cut in two) and on every other device. The relative error is at most 1e-4 in class exact, and 2e-2 in class
 fast.
 
-The models of `experts.json` are mixtures of experts, those of `hybrids.json` have recurrent layers, and those of
-`recent.json` have other recent architectures. Their weights follow from formulas (`tests/support/golden/experts.py`,
+The models of `experts.json` are mixtures of experts, those of `hybrids.json` and `kimi.json` have recurrent
+layers, and those of `recent.json` have other recent architectures. Their weights follow from formulas (`tests/support/golden/experts.py`,
 `hybrids.py`). A GGUF file of a Mixtral model names the architecture
 `llama`, one of DeepSeek V3, Kimi K2 or GLM-4.7-Flash names `deepseek2`, and one of OLMo 3 names `olmo2`.
 
@@ -47,8 +47,8 @@ fn verified() -> BTreeMap<String, [Vec<String>; 2]> {
     for (model, is_gguf, file) in crate::experts::verified() {
         add(&model.hyperparameters().architecture, is_gguf, file);
     }
-    for (model, is_gguf) in crate::hybrids::verified() {
-        add(&model.hyperparameters().architecture, is_gguf, "hybrids.json");
+    for (model, is_gguf, file) in crate::hybrids::verified() {
+        add(&model.hyperparameters().architecture, is_gguf, file);
     }
     for name in MODELS {
         let model = ragtag::Model::open(support::model_path(name)).unwrap();

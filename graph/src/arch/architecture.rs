@@ -34,6 +34,8 @@ pub struct Architecture {
     pub(crate) expert_order: ExpertOrder,
     /// Order of these matrices in checkpoints of multimodal models.
     pub(crate) multimodal_expert_order: ExpertOrder,
+    /// Fields of `config.json` with other names than usual: the name in this class, and the usual one.
+    pub(crate) aliases: &'static [(&'static str, &'static str)],
     /// Fields of `config.json` whose defaults change results, and the values that `transformers` uses for
     /// this class if a field is missing.
     pub(crate) defaults: &'static [(&'static str, Setting)],
@@ -103,6 +105,7 @@ pub(super) const USUAL: Architecture = Architecture {
     has_partial_rotation: false,
     expert_order: ExpertOrder::Rows,
     multimodal_expert_order: ExpertOrder::Rows,
+    aliases: &[],
     defaults: &[EPSILON],
     biases: &[],
     epsilon: "rms_norm_eps",

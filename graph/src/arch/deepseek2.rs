@@ -6,7 +6,6 @@
 
 use super::architecture::{Architecture, EPSILON, USUAL};
 use super::experts::{self, Experts};
-use super::extras::LayerSet;
 use super::hyperparameters::Hyperparameters;
 use super::keys::{Keys, Setting};
 use super::latent;
@@ -86,17 +85,7 @@ pub(super) static GLM4_MOE_LITE: Architecture = Architecture {
     ],
     read: |keys, h| {
         read_sigmoid(keys, h)?;
-        if let Some(config) = keys.config()
-            && let Some(types) = config.texts("mlp_layer_types")?
-        {
-            if types.len() != h.layers as usize {
-                let why = format!("{} layers instead of {}", types.len(), h.layers);
-                return Err(ModelError::Hyperparameter { key: config.in_file("mlp_layer_types"), why });
-            }
-            h.extras.expert_layers =
-                LayerSet::Listed(types.into_iter().map(|kind| kind == "sparse").collect());
-        }
-        Ok(())
+        experts::sparse_layers(keys, h)
     },
     ..LATENT
 };
@@ -115,7 +104,7 @@ fn read_sigmoid(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelErr
     read(keys, h, sigmoid())
 }
 
-fn sigmoid() -> Choice {
+pub(super) fn sigmoid() -> Choice {
     Choice { epsilon: 1e-20, ..experts::sigmoid() }
 }
 

@@ -167,6 +167,19 @@ pub(super) fn dense_first(keys: &Keys<'_>, h: &mut Hyperparameters, field: &str)
     Ok(())
 }
 
+/// Reads which layers have experts, if the file lists their kinds.
+pub(super) fn sparse_layers(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    const FIELD: &str = "mlp_layer_types";
+    let Some(config) = keys.config() else { return Ok(()) };
+    let Some(types) = config.texts(FIELD)? else { return Ok(()) };
+    if types.len() != h.layers as usize {
+        let why = format!("{} layers instead of {}", types.len(), h.layers);
+        return Err(ModelError::Hyperparameter { key: config.in_file(FIELD), why });
+    }
+    h.extras.expert_layers = LayerSet::Listed(types.into_iter().map(|kind| kind == "sparse").collect());
+    Ok(())
+}
+
 /// Fails if some layers have a plain feed-forward network.
 pub(super) fn check_all_layers(keys: &Keys<'_>) -> Result<(), ModelError> {
     let Some(config) = keys.config() else { return Ok(()) };

@@ -21,6 +21,7 @@ mod granite_moe;
 mod hunyuan;
 pub(crate) mod hyperparameters;
 mod keys;
+mod kimi_linear;
 mod latent;
 mod lfm2;
 mod llama;
@@ -66,7 +67,7 @@ pub(crate) use names::{
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 42] = [
+pub static ARCHITECTURES: [&Architecture; 43] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -109,6 +110,7 @@ pub static ARCHITECTURES: [&Architecture; 42] = [
     &granite_hybrid::GRANITE_HYBRID,
     &nemotron_h::NEMOTRON_H,
     &nemotron_h::NEMOTRON_H_MOE,
+    &kimi_linear::KIMI_LINEAR,
 ];
 
 impl Architecture {

@@ -1,4 +1,4 @@
-//! Qwen 3.5 to 3.8, and GGUF files of Qwen3-Next: three of four layers are gated delta nets, and the others have attention
+//! Qwen 3.5 to 3.8, and Qwen3-Next: three of four layers are gated delta nets, and the others have attention
 //! with gates. A quarter of each head rotates. The weights of norms are stored less 1, except those behind the delta nets.
 
 use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, ExpertOrder, USUAL, kv_heads};
@@ -15,6 +15,14 @@ use ragtag_kernels::experts::route::Choice;
 const NORMS: &[Names] = &[
     ("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight"),
     ("blk.N.post_attention_norm.weight", "model.layers.N.post_attention_layernorm.weight"),
+];
+
+/// Names of the network beside the experts.
+const SHARED: &[Names] = &[
+    ("blk.N.ffn_gate_inp_shexp.weight", "model.layers.N.mlp.shared_expert_gate.weight"),
+    ("blk.N.ffn_gate_shexp.weight", "model.layers.N.mlp.shared_expert.gate_proj.weight"),
+    ("blk.N.ffn_up_shexp.weight", "model.layers.N.mlp.shared_expert.up_proj.weight"),
+    ("blk.N.ffn_down_shexp.weight", "model.layers.N.mlp.shared_expert.down_proj.weight"),
 ];
 
 const DEFAULTS: [(&str, Setting); 4] = [
@@ -66,6 +74,33 @@ pub(super) static QWEN35_MOE: Architecture = Architecture {
         Ok(())
     },
     layer,
+    tensors: &[COMMON, NORMS, EXPERTS, HEAD_NORMS, PREDICTORS, DELTA_NET, SHARED],
+    ..USUAL
+};
+
+/// The projections of Qwen3-Next are grouped by key head. Older GGUF files have the name `ssm_in`, too.
+pub(super) static QWEN3_NEXT: Architecture = Architecture {
+    name: "qwen3next",
+    classes: &["Qwen3NextForCausalLM"],
+    multimodal_classes: &[],
+    defaults: &[
+        DEFAULTS[0],
+        DEFAULTS[1],
+        DEFAULTS[2],
+        DEFAULTS[3],
+        kv_heads(2),
+        ("num_experts", Setting::Count(512)),
+        ("num_experts_per_tok", Setting::Count(10)),
+        ("moe_intermediate_size", Setting::Count(512)),
+        ("shared_expert_intermediate_size", Setting::Count(512)),
+        ("intermediate_size", Setting::Count(5632)),
+    ],
+    read: |keys, h| {
+        experts::check_all_layers(keys)?;
+        (QWEN35_MOE.read)(keys, h)?;
+        h.extras.recurrent = Some(recurrent::delta_net(keys, false)?);
+        Ok(())
+    },
     tensors: &[
         COMMON,
         NORMS,
@@ -73,26 +108,12 @@ pub(super) static QWEN35_MOE: Architecture = Architecture {
         HEAD_NORMS,
         PREDICTORS,
         DELTA_NET,
+        SHARED,
         &[
-            ("blk.N.ffn_gate_inp_shexp.weight", "model.layers.N.mlp.shared_expert_gate.weight"),
-            ("blk.N.ffn_gate_shexp.weight", "model.layers.N.mlp.shared_expert.gate_proj.weight"),
-            ("blk.N.ffn_up_shexp.weight", "model.layers.N.mlp.shared_expert.up_proj.weight"),
-            ("blk.N.ffn_down_shexp.weight", "model.layers.N.mlp.shared_expert.down_proj.weight"),
+            ("blk.N.ssm_in.weight", "model.layers.N.linear_attn.in_proj_qkvz.weight"),
+            ("blk.N.ssm_ba.weight", "model.layers.N.linear_attn.in_proj_ba.weight"),
         ],
     ],
-    ..USUAL
-};
-
-/// Directories of Qwen3-Next have rows in the order of key heads, which is not supported.
-pub(super) static QWEN3_NEXT: Architecture = Architecture {
-    name: "qwen3next",
-    classes: &[],
-    multimodal_classes: &[],
-    read: |keys, h| {
-        (QWEN35_MOE.read)(keys, h)?;
-        h.extras.recurrent = Some(recurrent::delta_net(keys, false)?);
-        Ok(())
-    },
     ..QWEN35_MOE
 };
 

@@ -9,6 +9,7 @@ use crate::ops::ScanHeads;
 use ragtag_kernels::recurrent::conv::MAX_TAPS;
 use ragtag_kernels::recurrent::scan::MAX_KEY_DIMENSION;
 use serde::Serialize;
+use std::ops::RangeInclusive;
 
 /// Kind of the recurrent layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -29,6 +30,15 @@ pub enum Recurrent {
         /// Whether heads that are as far apart as there are key heads share a key head. Otherwise, consecutive ones do.
         #[serde(skip)]
         is_tiled: bool,
+    },
+    /// A gated delta net with a decay for each dimension of the key. Queries, keys and values have convolutions of their
+    /// own, and the gates have projections of low rank.
+    KimiDeltaNet {
+        /// Number of taps of the convolutions.
+        taps: u32,
+        /// Heads.
+        #[serde(flatten)]
+        heads: ScanHeads,
     },
     /// Mamba 2.
     Mamba {
@@ -54,6 +64,21 @@ pub(super) const DELTA_NET: &[Names] = &[
     ("blk.N.ssm_a_log", "model.layers.N.linear_attn.A_log"),
     ("blk.N.ssm_norm.weight", "model.layers.N.linear_attn.norm.weight"),
     ("blk.N.ssm_out.weight", "model.layers.N.linear_attn.out_proj.weight"),
+];
+
+/// Names of the tensors of Kimi's delta nets.
+pub(super) const KIMI_DELTA_NET: &[Names] = &[
+    ("blk.N.ssm_conv1d_q.weight", "model.layers.N.self_attn.q_conv1d.weight"),
+    ("blk.N.ssm_conv1d_k.weight", "model.layers.N.self_attn.k_conv1d.weight"),
+    ("blk.N.ssm_conv1d_v.weight", "model.layers.N.self_attn.v_conv1d.weight"),
+    ("blk.N.ssm_f_a.weight", "model.layers.N.self_attn.f_a_proj.weight"),
+    ("blk.N.ssm_f_b.weight", "model.layers.N.self_attn.f_b_proj.weight"),
+    ("blk.N.ssm_beta.weight", "model.layers.N.self_attn.b_proj.weight"),
+    ("blk.N.ssm_a_log", "model.layers.N.self_attn.A_log"),
+    ("blk.N.ssm_dt.bias", "model.layers.N.self_attn.dt_bias"),
+    ("blk.N.ssm_g_a.weight", "model.layers.N.self_attn.g_a_proj.weight"),
+    ("blk.N.ssm_g_b.weight", "model.layers.N.self_attn.g_b_proj.weight"),
+    ("blk.N.ssm_norm.weight", "model.layers.N.self_attn.o_norm.weight"),
 ];
 
 /// Names of the tensors of Mamba 2.
@@ -103,10 +128,13 @@ pub(super) fn count(keys: &Keys<'_>, gguf: &str, config: &str, usual: u32) -> Re
     Ok(keys.count(gguf, config)?.unwrap_or(usual))
 }
 
+/// Supported numbers of taps of a convolution.
+pub(super) const TAPS: RangeInclusive<u32> = 2..=MAX_TAPS;
+
 /// Reads the taps of a convolution.
 pub(super) fn taps(keys: &Keys<'_>, gguf: &str, config: &str, usual: u32) -> Result<u32, ModelError> {
     let taps = count(keys, gguf, config, usual)?;
-    if (2..=MAX_TAPS).contains(&taps) {
+    if TAPS.contains(&taps) {
         return Ok(taps);
     }
     let why = format!("{taps} is not in 2 … {MAX_TAPS}");

@@ -12,9 +12,10 @@ use super::recurrent::Recurrent;
 use super::rope::{Rope, RopeFactors};
 use crate::builder::{Builder, Conv, GatedBy};
 use crate::error::ModelError;
-use crate::ops::{Affine, Heads, Scores};
+use crate::ops::{Affine, Heads, ScanHeads, Scores};
 use petgraph::stable_graph::NodeIndex;
-use ragtag_kernels::recurrent::scan::{DELTA, TILED};
+use ragtag_kernels::recurrent::gated_norm::Function::{Sigmoid, Silu};
+use ragtag_kernels::recurrent::scan::{DELTA, TILED, VECTOR};
 
 pub(super) use ragtag_kernels::head_norm::Form as QkNorm;
 pub(super) use ragtag_kernels::silu_mul::Gate as Function;
@@ -396,7 +397,7 @@ impl Halves<'_, '_, '_> {
             Recurrent::ShortConv { taps } => {
                 let x = self.b.matmul(normed, &name("shortconv.in_proj"), 3 * width)?;
                 let weights = vec![name("shortconv.conv")];
-                let conv = Conv { weights, taps, columns: width, first: 2 * width, silu: false };
+                let conv = Conv { weights, bias: None, taps, columns: width, first: 2 * width, silu: false };
                 let y = self.b.causal_conv(x, index, conv, Some([0, width]))?;
                 self.b.matmul(y, &name("shortconv.out_proj"), width)
             }
@@ -411,7 +412,8 @@ impl Halves<'_, '_, '_> {
                 let widths = [columns, values, count, count];
                 let parts: Vec<_> = parts.iter().map(|part| &**part).zip(widths).collect();
                 let x = self.b.joint_matmul(normed, &parts, &[])?;
-                let conv = Conv { weights: vec![name("ssm_conv1d")], taps, columns, first: 0, silu: true };
+                let weights = vec![name("ssm_conv1d")];
+                let conv = Conv { weights, bias: None, taps, columns, first: 0, silu: true };
                 let convolved = self.b.causal_conv(x, index, conv, None)?;
                 let strengths = columns + values;
                 let flags = DELTA | if is_tiled { TILED } else { 0 };
@@ -422,25 +424,56 @@ impl Halves<'_, '_, '_> {
                 };
                 let places = ([0, keys, 2 * keys], gates);
                 let y = self.b.state_scan([convolved, x], index, heads, places, flags)?;
-                let norm = GatedBy { groups: heads.count, gates_first: false, first: columns };
+                let norm =
+                    GatedBy { groups: heads.count, gates_first: false, first: columns, function: Silu };
                 let y = self.b.gated_norm([y, x], norm, &name("ssm_norm"), self.h.epsilon)?;
                 self.b.matmul(y, &name("ssm_out"), width)
             }
+            Recurrent::KimiDeltaNet { taps, heads } => self.kimi_delta_net(normed, index, taps, heads),
             Recurrent::Mamba { taps, heads, has_biases } => {
                 let (inner, keys) = (heads.width(), heads.key_width());
                 let columns = inner + 2 * keys;
                 let x = self.b.matmul(normed, &name("ssm_in"), inner + columns + heads.count)?;
-                let biases = has_biases.then(|| format!("blk.{index}.ssm_conv1d.bias"));
-                let weights = [name("ssm_conv1d")].into_iter().chain(biases).collect();
-                let conv = Conv { weights, taps, columns, first: inner, silu: true };
+                let bias = has_biases.then(|| format!("blk.{index}.ssm_conv1d.bias"));
+                let weights = vec![name("ssm_conv1d")];
+                let conv = Conv { weights, bias, taps, columns, first: inner, silu: true };
                 let convolved = self.b.causal_conv(x, index, conv, None)?;
                 let places = ([inner + keys, inner, 0], [inner + columns, 0, heads.count / heads.keys]);
                 let y = self.b.state_scan([convolved, x], index, heads, places, 0)?;
-                let norm = GatedBy { groups: heads.keys, gates_first: true, first: 0 };
+                let norm = GatedBy { groups: heads.keys, gates_first: true, first: 0, function: Silu };
                 let y = self.b.gated_norm([y, x], norm, &name("ssm_norm"), self.h.epsilon)?;
                 self.b.matmul(y, &name("ssm_out"), width)
             }
         }
+    }
+
+    /// Adds a delta net with a decay for each dimension of the key, and a sigmoid instead of SiLU behind its norm.
+    fn kimi_delta_net(
+        &mut self,
+        normed: NodeIndex,
+        index: u32,
+        taps: u32,
+        heads: ScanHeads,
+    ) -> Result<NodeIndex, ModelError> {
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let (keys, values, rank) = (heads.key_width(), heads.width(), heads.key_dimension);
+        let parts = ["attn_q", "attn_k", "attn_v"].map(name);
+        let parts: Vec<_> = parts.iter().map(|part| &**part).zip([keys, keys, values]).collect();
+        let qkv = self.b.joint_matmul(normed, &parts, &[])?;
+        let weights = ["ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"].map(name).to_vec();
+        let columns = 2 * keys + values;
+        let conv = Conv { weights, bias: None, taps, columns, first: 0, silu: true };
+        let convolved = self.b.causal_conv(qkv, index, conv, None)?;
+        let low = self.b.matmul(normed, &name("ssm_f_a"), rank)?;
+        let parts = [(low, &*name("ssm_f_b"), keys), (normed, &*name("ssm_beta"), heads.count)];
+        let gates = self.b.matmuls_beside(parts)?;
+        let places = ([0, keys, 2 * keys], [0, keys, 1]);
+        let y = self.b.state_scan([convolved, gates], index, heads, places, DELTA | VECTOR)?;
+        let low = self.b.matmul(normed, &name("ssm_g_a"), rank)?;
+        let gates = self.b.matmul(low, &name("ssm_g_b"), values)?;
+        let norm = GatedBy { groups: heads.count, gates_first: false, first: 0, function: Sigmoid };
+        let y = self.b.gated_norm([y, gates], norm, &name("ssm_norm"), self.h.epsilon)?;
+        self.b.matmul(y, &name("attn_output"), self.h.width)
     }
 
     fn feed_forward(

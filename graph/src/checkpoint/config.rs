@@ -27,6 +27,11 @@ pub(super) fn read(
         config = text_part(config)?;
         architecture = architecture.of_text_part(&class, config.text("model_type")?);
     }
+    for (theirs, usual) in architecture.aliases {
+        if let Some(value) = config.find(theirs).cloned() {
+            config.set(usual, value);
+        }
+    }
     layer_overrides(&mut config, architecture)?;
     count_layers(&mut config)?;
     architecture.defaults.iter().for_each(|(key, value)| config.add_missing(key, (*value).into()));

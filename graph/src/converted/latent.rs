@@ -131,11 +131,12 @@ pub(crate) fn split_latents(weights: Weights, h: &Hyperparameters) -> Result<Wei
     // Layers that predict further tokens are not read.
     let is_read = |name: &str| layer_of(name).is_some_and(|layer| layer < h.layers);
     let is_both = |tensor: &&TensorInfo| tensor.name.ends_with(BOTH) && is_read(&tensor.name);
-    let names = (0..h.layers).map(|layer| format!("blk.{layer}{BOTH}"));
+    let latents = (0..h.layers).filter(|layer| !h.extras.recurrent_layers.contains(*layer));
+    let names = latents.map(|layer| format!("blk.{layer}{BOTH}"));
     let is_missing = |name: &String| {
         weights.tensor(name).is_none() && weights.tensor(&name.replace("attn_kv_b", "attn_k_b")).is_none()
     };
-    if let Some(name) = names.clone().find(is_missing) {
+    if let Some(name) = { names }.find(is_missing) {
         return Err(ModelError::MissingTensor { name });
     }
     if weights.tensors().iter().all(|tensor| !is_both(&tensor)) {

@@ -4,6 +4,7 @@
 
 mod experts;
 mod float8;
+mod key_heads;
 mod latent;
 mod layers;
 mod lookup;
@@ -15,6 +16,7 @@ mod widened;
 
 pub(crate) use experts::{ExpertRows, Mxfp4, PartedBiases, Transposed};
 pub(crate) use float8::{Float8, Scales};
+pub(crate) use key_heads::split_key_heads;
 pub(crate) use latent::split_latents;
 pub(crate) use layers::split_layers;
 pub(crate) use lookup::{Lookup, Table, bytes as lookup_bytes};

@@ -17,6 +17,8 @@ pub struct CausalConv {
     pub layer: u32,
     /// Names of the tensors with the weights and with the biases, if there are any.
     pub weights: Vec<String>,
+    /// Whether the last of these tensors has biases.
+    pub is_biased: bool,
     /// Number of taps.
     pub taps: u32,
     /// Number of columns of the output.
@@ -54,7 +56,7 @@ impl Lower for CausalConv {
         let [before, after] = self.factors.unwrap_or([NONE; 2]);
         let call = |mode: Mode| {
             let sizes = [self.columns, x.width, self.first, before, after, self.taps];
-            let flags = [u32::from(self.silu), u32::from(self.weights.len() > 1), state.slots, mode as u32];
+            let flags = [u32::from(self.silu), u32::from(self.is_biased), state.slots, mode as u32];
             let arguments =
                 vec![site.params, x.argument, site.weight(0), state.argument, site.output.argument];
             let constants = [&site.capacities()[..], &sizes, &flags].concat();

@@ -10,7 +10,7 @@ use crate::kernel::Kernel;
 use crate::recurrent::NONE;
 use crate::recurrent::conv::{MAX_TAPS, Mode};
 use crate::recurrent::gated_norm::{Function, Order};
-use crate::recurrent::scan::{DELTA, LOGARITHM, TILED};
+use crate::recurrent::scan::{DELTA, LOGARITHM, TILED, VECTOR};
 use ragtag_hal::HostCall;
 use std::ops::Range;
 
@@ -128,6 +128,12 @@ fn silu_of<S: Isa>(s: S, values: &mut [f32]) {
     rest.iter_mut().for_each(|value| *value /= 1.0 + (-*value).exp());
 }
 
+/// Returns ln(1 + e^x).
+#[inline(always)]
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
 /// State scan.
 pub(crate) struct StateScan;
 
@@ -164,7 +170,8 @@ impl HostKernel for StateScan {
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (gates, weights) = unsafe { (call.read::<f32>(2), call.read::<f32>(3)) };
-        let (lists, is_delta, size) = (Lists::new(params, capacities), flags & DELTA > 0, keys * values);
+        let (lists, size) = (Lists::new(params, capacities), keys * values);
+        let (is_delta, is_vector) = (flags & DELTA > 0, flags & VECTOR > 0);
         let mut state = vec![0.0_f32; size];
         let (mut of_q, mut of_k) = (vec![0.0_f32; values], vec![0.0_f32; values]);
         for head in groups.start as usize..groups.end as usize {
@@ -172,8 +179,10 @@ impl HostKernel for StateScan {
             let (sharing, stride) = (heads / key_heads, stride as usize);
             let gate = head / sharing * stride + head % sharing;
             let a = if flags & LOGARITHM > 0 { -weights[head].exp() } else { weights[head] };
-            let (bias, direct) =
-                (weights[heads + head], if is_delta { 0.0 } else { weights[2 * heads + head] });
+            let direct = if is_delta { 0.0 } else { weights[2 * heads + head] };
+            let of_head = head * keys..(head + 1) * keys;
+            let biases =
+                if is_vector { &weights[heads..][of_head.clone()] } else { &weights[heads + head..] };
             for run in runs(lists, slots) {
                 let stored = |slot: usize| {
                     let at = (slot * heads + head) * size;
@@ -188,13 +197,22 @@ impl HostKernel for StateScan {
                     let part = |column: usize, count: usize| &x[row * pitch + column..][..count];
                     let (q, k) = (part(q_at + key_head * keys, keys), part(k_at + key_head * keys, keys));
                     let v = part(v_at + head * values, values);
-                    let raw = gates[row * gate_pitch + a_at + gate] + bias;
-                    let delta = if raw > 20.0 { raw } else { raw.exp().ln_1p() };
-                    let decay = (a * delta).exp();
+                    let gates = &gates[row * gate_pitch..][..gate_pitch];
+                    let (delta, decay) = if is_vector {
+                        let decays = gates[a_at..][of_head.clone()].iter().zip(biases);
+                        for (line, (gate, bias)) in state.chunks_exact_mut(values).zip(decays) {
+                            let decay = (a * softplus(gate + bias)).exp();
+                            line.iter_mut().for_each(|s| *s *= decay);
+                        }
+                        (0.0, 1.0)
+                    } else {
+                        let delta = softplus(gates[a_at + gate] + biases[0]);
+                        (delta, (a * delta).exp())
+                    };
                     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
                     let (strength, q_scale, k_scale) = match is_delta {
                         true => (
-                            1.0 / (1.0 + (-gates[row * gate_pitch + b_at + gate]).exp()),
+                            1.0 / (1.0 + (-gates[b_at + gate]).exp()),
                             1.0 / ((dot(q, q) + 1e-6) * keys as f32).sqrt(),
                             1.0 / (dot(k, k) + 1e-6).sqrt(),
                         ),

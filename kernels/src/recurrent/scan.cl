@@ -8,6 +8,7 @@
 #define DELTA 1
 #define TILED 2
 #define LOGARITHM 4
+#define VECTOR 8
 #define PARTS 4
 #define COLUMNS (ITEMS / PARTS)
 // An item loads one of the dimensions of a tile's rows.
@@ -17,6 +18,9 @@
 // Pairs of rows of a tile, and the products that such a pair can have: key · key, query · key, and query · query.
 #define PAIRS (TILE * TILE)
 #define KINDS 3
+
+// ln(1 + e^x). That of a small number is this number.
+FN float softplus(float x) { return x > 20.0f ? x : x < -9.0f ? exp(x) : log(1.0f + exp(x)); }
 
 // Dot product of an item's values of two vectors in local memory.
 FN float part_dot(const LOCAL float *a, const LOCAL float *b) {
@@ -87,6 +91,8 @@ KERNEL(ITEMS) state_scan(
     SHARED float sums[2 * TILE * ITEMS];
     // Of each row of a tile.
     SHARED float decays[TILE], strengths[TILE];
+    // Decays of the dimensions of the keys, if these have their own. A tile then has one row.
+    SHARED float fades[ITEMS] ALIGNED;
     // Factors of the state before the tile in the product with a row's key and query, and in the state after the tile.
     SHARED float far_k[TILE], far_q[TILE], far_end[1];
     // Factors of what a row adds in a later row's products, and in the state after the tile.
@@ -111,7 +117,7 @@ KERNEL(ITEMS) state_scan(
     bool writes = end > row && is_column && slot.y < slots;
     const GLOBAL float *old = state + (reads ? ((size_t)slot.x * heads + head) * size : 0);
     uint sharing = heads / key_heads, key_head = flags & TILED ? head % key_heads : head / sharing;
-    bool is_delta = (flags & DELTA) != 0;
+    bool is_delta = (flags & DELTA) != 0, is_vector = (flags & VECTOR) != 0;
     uint gate = head / sharing * gate_stride + head % sharing;
     float s[SPAN];
     #pragma unroll
@@ -127,17 +133,19 @@ KERNEL(ITEMS) state_scan(
     load_tile(x, row, end, pitch, key_head * keys, keys, q_at, k_at, query, key);
     load_values(x, row, end, pitch, v_at + head * values + column, is_column, v);
     while (row < end) {
-        uint tile = min(end - row, TILE - (position + row) % TILE);
+        uint tile = is_vector ? 1 : min(end - row, TILE - (position + row) % TILE);
         #pragma unroll
         for (uint t = 0; t < TILE; t++) {
             q[t * STRIDE + ITEM] = query[t];
             k[t * STRIDE + ITEM] = key[t];
         }
+        if (is_vector) {
+            uint own = ITEM < keys ? head * keys + ITEM : 0;
+            fades[ITEM] = exp(a * softplus(gates[(size_t)row * gate_pitch + a_at + own] + weights[heads + own]));
+        }
         if (ITEM < tile) {
             const GLOBAL float *of_row = gates + (size_t)(row + ITEM) * gate_pitch + gate;
-            float raw = of_row[a_at] + bias, delta = raw > 20.0f ? raw : log(1.0f + exp(raw));
-            // A small number of an exponential is its logarithm's.
-            delta = raw < -9.0f ? exp(raw) : delta;
+            float delta = is_vector ? 0.0f : softplus(of_row[a_at] + bias);
             decays[ITEM] = exp(a * delta);
             strengths[ITEM] = is_delta ? 1.0f / (1.0f + exp(-of_row[b_at])) : delta;
         }
@@ -146,6 +154,8 @@ KERNEL(ITEMS) state_scan(
         float next_v[TILE];
         load_tile(x, row + tile, end, pitch, key_head * keys, keys, q_at, k_at, query, key);
         load_values(x, row + tile, end, pitch, v_at + head * values + column, is_column, next_v);
+        #pragma unroll
+        for (uint i = 0; i < SPAN; i++) s[i] = is_vector ? s[i] * fades[SPAN * part + i] : s[i];
         // The items of a part take the products of all pairs.
         for (uint i = ITEM % COLUMNS; i < KINDS * PAIRS; i += COLUMNS) {
             uint kind = i / PAIRS, later = i / TILE % TILE, earlier = i % TILE;

@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | x: f32 `[rows, pitch]`: queries and keys of all key heads, values of all heads |
-//! | 2 | gates: f32 `[rows, gate pitch]`: one number per head for the decay and, with [`DELTA`], one for the strength |
-//! | 3 | weights: f32 `[2, heads]`, or `[3, heads]` without [`DELTA`]: A, the biases of the decay, and factors D |
+//! | 2 | gates: f32 `[rows, gate pitch]`: one number per head for the decay, or with [`VECTOR`] one for each dimension of its key; with [`DELTA`] one for the strength |
+//! | 3 | weights: f32 `[2, heads]`, or `[3, heads]` without [`DELTA`]: A, the biases of the decay, and factors D. With [`VECTOR`] `[heads]`, then `[heads, key dimension]` |
 //! | 4 | state: f32 `[slots, heads, key dimension, value dimension]`, read and written |
 //! | 5 | out: f32 `[rows, heads, value dimension]`, written |
 //!
@@ -20,6 +20,9 @@
 //! - With [`DELTA`], q and k are divided by √(their sum of squares + 10⁻⁶), and q also by √(key dimension). The strength β
 //!   is the sigmoid of its gate: S ← S + k ⊗ β · (v − Sᵀk), and the result is Sᵀq (a gated delta net).
 //! - Otherwise S ← S + k ⊗ Δ · v, and the result is Sᵀq + D · v (Mamba 2, whose names are x for v, B for k, C for q).
+//!
+//! With [`VECTOR`], which needs [`DELTA`], each row of S, a dimension of the key, has a gate, a bias and so a Δ of its own. The
+//! gates of the decay of all heads follow each other (Kimi Delta Attention).
 //!
 //! Consecutive heads share a key head. With [`TILED`], heads that are `key heads` apart share one.
 //!
@@ -39,6 +42,9 @@ pub const DELTA: u32 = 1;
 pub const TILED: u32 = 2;
 /// Flag of logarithms instead of A.
 pub const LOGARITHM: u32 = 4;
+
+/// Flag of a decay for each dimension of the key.
+pub const VECTOR: u32 = 8;
 
 /// Largest key dimension.
 pub const MAX_KEY_DIMENSION: u32 = 128;
@@ -88,13 +94,20 @@ pub static ABI: EntryAbi = EntryAbi {
         let sharing = heads.checked_div(key_heads).unwrap_or(0);
         let gated =
             |first: u32| fits(first, key_heads.saturating_sub(1), stride, gate_pitch.saturating_sub(sharing));
-        let in_gates = gate_pitch >= sharing && gated(a) && (!is_delta || gated(b));
+        let is_vector = flags & VECTOR > 0;
+        let has_decays = if is_vector { fits(a, heads, keys, gate_pitch) } else { gated(a) };
+        let in_gates = gate_pitch >= sharing && has_decays && (!is_delta || gated(b));
         let divides =
             key_heads > 0 && heads.is_multiple_of(key_heads) && keys <= MAX_KEY_DIMENSION && keys > 0;
-        if !in_rows || !in_gates || !divides || sequences == 0 || blocks == 0 {
+        let is_possible = in_rows && in_gates && divides && (is_delta || !is_vector);
+        if !is_possible || sequences == 0 || blocks == 0 {
             return extents.fill(IMPOSSIBLE);
         }
-        let weights = words(&[if is_delta { 2 } else { 3 }, heads]);
+        let weights = match (is_vector, is_delta) {
+            (true, _) => words(&[1 + keys, heads]),
+            (false, true) => words(&[2, heads]),
+            (false, false) => words(&[3, heads]),
+        };
         let params = params(rows, sequences, blocks, logit_rows);
         let (state, out) = (words(&[slots, heads, keys, values]), words(&[rows, heads, values]));
         extents.copy_from_slice(&[
@@ -135,7 +148,7 @@ impl Spec for StateScan {
         ];
         let mut out = Vec::new();
         for ((capacity, starts), shape) in starts().into_iter().zip(shapes) {
-            for flags in [DELTA, DELTA | TILED | LOGARITHM, 0] {
+            for flags in [DELTA, DELTA | TILED | LOGARITHM, 0, DELTA | VECTOR, DELTA | VECTOR | LOGARITHM] {
                 out.push(case(random, capacity, &starts, shape, flags, shape[0] == 6));
             }
         }
@@ -148,6 +161,7 @@ impl Spec for StateScan {
         let shape =
             [key_heads * (1 + random.below(3)), key_heads, 1 + random.below(128), 1 + random.below(80)];
         let (flags, lies) = (random.below(8) as u32, random.below(4) == 0);
+        let flags = if random.below(3) == 0 { flags | DELTA | VECTOR } else { flags };
         case(random, capacity, &starts, shape, flags, lies)
     }
 }
@@ -161,15 +175,20 @@ fn case(
     lies: bool,
 ) -> Case {
     let runs = Runs::new(random, capacity, starts, lies);
-    let is_delta = flags & DELTA > 0;
+    let (is_delta, is_vector) = (flags & DELTA > 0, flags & VECTOR > 0);
     let [q_at, k_at, v_at] = [1, 1 + key_heads * keys, 3 + 2 * key_heads * keys];
-    let (pitch, gate_pitch) = (v_at + heads * values + 2, 2 * heads + 3);
+    // The number of gates of the decay, and of their biases.
+    let decays = if is_vector { heads * keys } else { heads };
+    let (pitch, gate_pitch) = (v_at + heads * values + 2, heads + decays + 3);
     // The gates of both kinds take turns in every second case.
     let sharing = heads / key_heads;
-    let (stride, b_at) = if keys % 2 == 0 { (sharing, 2 + heads) } else { (2 * sharing, 2 + sharing) };
+    let (stride, b_at) = match keys % 2 == 0 || is_vector {
+        true => (sharing, 2 + decays),
+        false => (2 * sharing, 2 + sharing),
+    };
     let x = random.floats(capacity * pitch, 1.0);
     let gates = random.floats(capacity * gate_pitch, 3.0);
-    let mut weights = random.floats(heads * if is_delta { 2 } else { 3 }, 1.0);
+    let mut weights = random.floats(heads + decays + if is_delta { 0 } else { heads }, 1.0);
     if flags & LOGARITHM == 0 {
         weights[..heads].iter_mut().for_each(|a| *a = -a.exp());
     }
@@ -193,17 +212,16 @@ fn case(
                     let at = first + head / sharing * stride + head % sharing;
                     f64::from(gates[row * gate_pitch + at])
                 };
-                let head_weights = weights[head..].iter().step_by(heads).map(|w| f64::from(*w));
-                let head_weights: Vec<f64> = head_weights.collect();
+                let weight = |at: usize| f64::from(weights[at]);
                 let part = |column: usize, count: usize| -> Vec<f64> {
                     x[row * pitch + column..][..count].iter().map(|value| f64::from(*value)).collect()
                 };
                 let key_head = if flags & TILED > 0 { head % key_heads } else { head / (heads / key_heads) };
                 let (mut q, mut k) = (part(q_at + key_head * keys, keys), part(k_at + key_head * keys, keys));
                 let v = part(v_at + head * values, values);
-                let a = if flags & LOGARITHM > 0 { -head_weights[0].exp() } else { head_weights[0] };
-                let delta = (number(2) + head_weights[1]).exp().ln_1p();
-                let decay = (a * delta).exp();
+                let a = if flags & LOGARITHM > 0 { -weight(head).exp() } else { weight(head) };
+                let softplus = |gate: f64, bias: f64| (gate + bias).exp().ln_1p();
+                let delta = if is_vector { 0.0 } else { softplus(number(2), weight(heads + head)) };
                 if is_delta {
                     for (vector, scale) in [(&mut q, 1.0 / (keys as f64).sqrt()), (&mut k, 1.0)] {
                         let squares: f64 = vector.iter().map(|value| value * value).sum();
@@ -214,7 +232,12 @@ fn case(
                     true => 1.0 / (1.0 + (-number(b_at)).exp()),
                     false => delta,
                 };
-                s.iter_mut().for_each(|value| *value *= decay);
+                for (d, line) in s.chunks_exact_mut(values).enumerate() {
+                    let own = head * keys + d;
+                    let gate = f64::from(gates[row * gate_pitch + 2 + if is_vector { own } else { 0 }]);
+                    let delta = if is_vector { softplus(gate, weight(heads + own)) } else { delta };
+                    line.iter_mut().for_each(|value| *value *= (a * delta).exp());
+                }
                 for column in 0..values {
                     let dot = |with: &[f64], s: &[f64]| -> f64 {
                         (0..keys).map(|d| with[d] * s[d * values + column]).sum()
@@ -223,7 +246,7 @@ fn case(
                     for d in 0..keys {
                         s[d * values + column] += k[d] * strength * (v[column] - known);
                     }
-                    let direct = if is_delta { 0.0 } else { head_weights[2] * v[column] };
+                    let direct = if is_delta { 0.0 } else { weight(2 * heads + head) * v[column] };
                     out[(row * heads + head) * values + column] = Some(dot(&q, &s) + direct);
                 }
             }

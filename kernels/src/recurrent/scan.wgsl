@@ -38,6 +38,7 @@ var<immediate> constants: Constants;
 const DELTA = 1u;
 const TILED = 2u;
 const LOGARITHM = 4u;
+const VECTOR = 8u;
 const PARTS = 4u;
 const COLUMNS = ITEMS / PARTS;
 const SPAN = 32u;
@@ -56,6 +57,8 @@ var<workgroup> sums: array<f32, 2u * TILE * ITEMS>;
 // Values for each row of a tile.
 var<workgroup> decays: array<f32, TILE>;
 var<workgroup> strengths: array<f32, TILE>;
+// Decays of the dimensions of the keys, if these have their own. A tile then has one row.
+var<workgroup> fades: array<f32, ITEMS>;
 // Factors of the state before the tile in the product with a row's key and query, and in the state after the tile.
 var<workgroup> far_k: array<f32, TILE>;
 var<workgroup> far_q: array<f32, TILE>;
@@ -67,6 +70,13 @@ var<workgroup> near_end: array<f32, TILE>;
 // First row of the sequence, and the row after its last.
 var<workgroup> first_row: u32;
 var<workgroup> end_row: u32;
+
+// Returns ln(1 + e^x). That of a small number is this number.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { return x; }
+    if x < -9.0 { return exp(x); }
+    return log(1.0 + exp(x));
+}
 
 // Returns the sum of the parts of a pair's product.
 fn whole_dot(at: u32) -> f32 {
@@ -113,6 +123,7 @@ fn state_scan(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoca
     let key_head = select(head / sharing, head % c.key_heads, (c.flags & TILED) > 0u);
     let gate = head / sharing * c.gate_stride + head % sharing;
     let is_delta = (c.flags & DELTA) > 0u;
+    let is_vector = (c.flags & VECTOR) > 0u;
     var s: array<f32, 32>;
     for (var i = 0u; i < SPAN; i++) {
         let d = part * SPAN + i;
@@ -127,7 +138,7 @@ fn state_scan(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoca
     // Tiles start at multiples of TILE, wherever the run starts.
     let position = position_of(row) - row;
     while row < end {
-        let tile = min(end - row, TILE - (position + row) % TILE);
+        let tile = select(min(end - row, TILE - (position + row) % TILE), 1u, is_vector);
         for (var i = item; i < TILE * PARTS * SPAN; i += ITEMS) {
             let t = i / (PARTS * SPAN);
             let d = i % (PARTS * SPAN);
@@ -141,18 +152,22 @@ fn state_scan(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoca
             q[t * STRIDE + d] = query;
             k[t * STRIDE + d] = key;
         }
+        if is_vector {
+            let own = select(0u, head * c.keys + item, item < c.keys);
+            fades[item] = exp(a * softplus(gates[row * c.gate_pitch + c.a_at + own] + weights[c.heads + own]));
+        }
         if item < tile {
             let of_row = (row + item) * c.gate_pitch + gate;
-            let raw = gates[of_row + c.a_at] + bias;
-            var delta = log(1.0 + exp(raw));
-            // The logarithm of 1 plus a small number is this number.
-            if raw < -9.0 { delta = exp(raw); }
-            if raw > 20.0 { delta = raw; }
+            var delta = 0.0;
+            if !is_vector { delta = softplus(gates[of_row + c.a_at] + bias); }
             decays[item] = exp(a * delta);
             strengths[item] = delta;
             if is_delta { strengths[item] = 1.0 / (1.0 + exp(-gates[of_row + c.b_at])); }
         }
         workgroupBarrier();
+        if is_vector {
+            for (var i = 0u; i < SPAN; i++) { s[i] *= fades[part * SPAN + i]; }
+        }
         // The items of a part compute the products of all pairs.
         for (var i = item % COLUMNS; i < KINDS * PAIRS; i += COLUMNS) {
             let kind = i / PAIRS;

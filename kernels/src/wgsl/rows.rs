@@ -65,7 +65,7 @@ fn recurrent() -> [Function; 4] {
         },
         Function {
             compose: |_| program(scan::ITEMS, &[include_str!("../recurrent/scan.wgsl"), TABLES, STATE]),
-            local_bytes: 12 << 10,
+            local_bytes: 15 << 10,
             ..function(Kernel::StateScan, scan::grid, "state_scan", scan::ITEMS)
         },
         Function {

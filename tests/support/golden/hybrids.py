@@ -1,10 +1,10 @@
-"""Writes hybrids.json: configurations of models with recurrent layers, and the logits that `transformers` computes for them in float64. All weights
+"""Writes hybrids.json and kimi.json: configurations of models with recurrent layers, and the logits that `transformers` computes for them in float64. All weights
 follow from a formula (`weight`), so that no file has to hold them. F32, F16 and BF16 hold them exactly. The script takes token ids whose logits move by
 more than 1e-2 when a feature of the model is switched off, and for which no choice of an expert is close.
 
     pip install torch transformers
     python3 hybrids.py"""
-import copy, json, pathlib, torch, transformers
+import copy, json, pathlib, sys, torch, transformers
 
 COMMON = dict(
     vocab_size=40, num_hidden_layers=3, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, num_attention_heads=2,
@@ -30,6 +30,9 @@ MODELS = {
     "Qwen3_5Moe": (
         dict(DELTA, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=64),
         {"A_log": -20.0, "shared_expert_gate.weight": 0.0, "shared_expert.down_proj.weight": 0.0}),
+    "Qwen3Next": (
+        dict(DELTA, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=64),
+        {"A_log": -20.0, "dt_bias": -20.0, "shared_expert_gate.weight": 0.0, "renormalisation": dict(norm_topk_prob=False)}),
     "Lfm2": (
         dict(layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False, conv_L_cache=3),
         {"conv.conv.weight": 0.125, "q_layernorm.weight": 5.0, "embedding_norm.weight": 1.0}),
@@ -58,16 +61,30 @@ MODELS = {
         dict(NEMOTRON_EXPERTS, layers_block_type=["full_attention", "linear_attention", "moe"], moe_latent_size=32),
         {"A_log": -20.0, "fc2_latent_proj.weight": 0.0, "shared_experts.down_proj.weight": 0.0}),
 }
+KIMI = {
+    "KimiLinear": (
+        dict(layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_layer_types=["dense", "sparse", "sparse"], linear_head_dim=32,
+             linear_num_heads=2, linear_conv_kernel_dim=4, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, num_key_value_heads=2,
+             num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, n_group=2, topk_group=1, routed_scaling_factor=2.0),
+        {"A_log": -20.0, "dt_bias": -20.0, "f_b_proj.weight": 0.0, "g_b_proj.weight": 0.0, "b_proj.weight": 0.0, "conv1d.weight": 0.125,
+         "o_norm.weight": 1.0, "kv_a_layernorm.weight": 1.0, "e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0,
+         "renormalisation": dict(norm_topk_prob=False), "groups": dict(n_group=1, topk_group=1)}),
+}
+# Fields that change no results, and one whose value is no JSON.
+UNUSED = ("dtype", "transformers_version", "id2label", "label2id", "output_hidden_states", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder",
+          "initializer_range", "use_cache", "output_attentions", "attention_dropout", "bos_token_id", "pad_token_id", "eos_token_id", "output_router_logits",
+          "router_aux_loss_coef", "chunk_size", "mamba_chunk_size", "use_mamba_kernels", "num_logits_to_keep", "time_step_limit")
 ROUTERS = ("mlp.gate.weight", "router.layer.weight", "router.weight", "feed_forward.gate.weight", "mixer.gate.weight")
 
 
 def weight(tensor, at, key):
     value = ((at + 1) * 7919 + (tensor + 1) * 104729) % 65537 % 257 - 128
-    if key.endswith(("norm.weight", "norm_f.weight", "mamba.D", "mixer.D")):
+    if key.endswith(("norm.weight", "norm_f.weight", "kv_a_layernorm.weight", "mamba.D", "mixer.D")):
         return 1 + value // 2 / 128
     for end, divisor in (("expert_bias", 256), ("conv.conv.weight", 128), ("conv1d.weight", 128), ("A_log", 64), ("dt_bias", 64), ("conv1d.bias", 128),
                          ("q_proj.weight", 128), ("k_proj.weight", 128), ("v_proj.weight", 128), ("o_proj.weight", 128), ("experts.down_proj", 64), ("experts.gate_up_proj", 128),
-                         ("feed_forward.gate.weight", 256), ("e_score_correction_bias", 256), ("experts.up_proj", 128)):
+                         ("feed_forward.gate.weight", 256), ("e_score_correction_bias", 256), ("experts.up_proj", 128),
+                         ("f_a_proj.weight", 128), ("f_b_proj.weight", 128), ("g_a_proj.weight", 128), ("g_b_proj.weight", 128), ("b_proj.weight", 128)):
         if key.endswith(end):
             return value / divisor
     return value / (32 if key.endswith(ROUTERS) else 512)
@@ -122,9 +139,9 @@ def run(model, prompts):
     return logits, torch.stack(margins).min(dim=0).values
 
 
-def main():
+def main(file, models):
     out = {}
-    for name, (changes, features) in MODELS.items():
+    for name, (changes, features) in models.items():
         model = build(name, changes)
         tried = [[(a * at + b * at * at + 7 * a + b) % 37 + 3 for at in range(9)] for a in range(1, 30) for b in range(1, 20)]
         tried = [ids for ids in tried if len(set(ids)) == len(ids)]
@@ -141,15 +158,17 @@ def main():
         ids, logits, margin = tried[best], all_logits[best], float(margins[best])
         config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and value is not None}
         config.update(changes)
-        for unused in ("dtype", "transformers_version", "id2label", "label2id", "time_step_limit"):
+        for unused in UNUSED:
             config.pop(unused, None)
         config["architectures"] = [f"{name.split('-')[0]}ForCausalLM"]
         shapes = {key: list(value.shape) for key, value in sorted(model.state_dict().items())}
         out[name] = {"config": config, "ids": ids, "shapes": shapes, "logits": [float(f"{x:.7g}") for x in logits]}
         print(name, "largest logit", float(logits.abs().max()), "least margin", margin)
-    path = pathlib.Path(__file__).with_name("hybrids.json")
+    path = pathlib.Path(__file__).with_name(file)
     path.write_text(json.dumps(out, separators=(",", ":")) + "\n")
     print(path.stat().st_size, "bytes")
 
 
-main()
+for file, models in [("hybrids.json", MODELS), ("kimi.json", KIMI)]:
+    if not sys.argv[1:] or file in sys.argv[1:]:
+        main(file, models)
