@@ -733,6 +733,7 @@ fn every_command_has_help_with_an_example() {
         "perplexity",
         "selftest",
         "simulate",
+        "replay",
         "tokenize",
         "completions",
     ];

@@ -132,7 +132,6 @@ fn no_token_is_lost_with_a_pipeline() {
     let drawn = format!(
         "{losses} losses, {while_loading} while loading, {hangs} hangs, {at_once} at once, {tokens} tokens"
     );
-    println!("{drawn}");
     if seeds.len() >= 1000 {
         assert!(
             losses > 1000 && while_loading > 30 && hangs > 300 && at_once > 300 && tokens > 10_000,
