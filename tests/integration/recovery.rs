@@ -204,7 +204,7 @@ fn prompt(model: &Model) -> Vec<u32> {
     model.tokenizer().unwrap().encode(text, true).unwrap()
 }
 
-/// Returns devices of which the first is lost, and then the first one of the next pipeline. Also returns the labels of
+/// Returns devices whose first one is lost, and then the first one of the next pipeline. Also returns the labels of
 /// the devices in the order in which they are opened.
 fn lost_in_turn(devices: Devices) -> (Devices, Arc<Mutex<Vec<String>>>) {
     let opened = Arc::<Mutex<Vec<String>>>::default();

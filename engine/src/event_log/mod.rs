@@ -23,9 +23,9 @@ pub const EVENT_LOG_BYTES: u64 = 1 << 30;
 const VERSION: u32 = 1;
 /// Maximum length of a line in bytes.
 const LINE_BYTES: usize = 16 << 20;
-/// What precedes the check of a line. The check has 16 hexadecimal digits.
+/// Text before the check of a line. The check has 16 hexadecimal digits.
 const CHECK: &[u8] = b",\"check\":\"";
-/// What follows the check.
+/// Text after the check.
 const AFTER_CHECK: &[u8] = b"\"}\n";
 
 /// First line of a log.

@@ -50,7 +50,7 @@ pub enum ReplayError {
     /// The log has no last line.
     #[error("it is truncated after {events} events: the run still goes on, or its process was killed")]
     Truncated {
-        /// Number of events, all of which replay.
+        /// Number of events. All of them replay.
         events: u64,
     },
     /// The core decides otherwise than the recorded one.
