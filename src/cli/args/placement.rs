@@ -30,12 +30,11 @@ pub(crate) struct PlacementArgs {
     /// numbers.
     #[arg(long, value_name = "SPLIT", conflicts_with = "plan")]
     pub(crate) split: Option<String>,
-    /// Also use the devices of workers on other machines: HOST:PORT#KEY,…, as `ragtag worker` prints them. Their
-    /// devices are worker1/cpu:0 and so on.
+    /// Also use these workers: HOST:PORT#KEY,…
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "WORKERS", value_delimiter = ',')]
     pub(crate) worker: Vec<crate::WorkerAddress>,
-    /// Use a plan written by `ragtag plan --json` ("-": standard input).
+    /// Use a plan of `ragtag plan --json` ("-": stdin).
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
     /// Place segments on a device, in the syntax of --split. For example, 0=cpu:0 places the embedding.
