@@ -144,7 +144,7 @@ fn wrong_keys_versions_and_bytes_are_refused_and_the_worker_goes_on() {
         stream.write_all(&bytes).unwrap();
         assert!(read_frame::<Answer>(&mut stream, 0).is_err());
     }
-    assert_eq!(tokens("0-13=worker1/cpu:0", &[worker.1.clone()], 3, |_| ()).unwrap().len(), 3);
+    assert_eq!(tokens("0-13=worker1/cpu:0", std::slice::from_ref(&worker.1), 3, |_| ()).unwrap().len(), 3);
 }
 
 #[test]
