@@ -222,7 +222,7 @@ fn refuses_directories_that_are_no_model() {
     config("\"mlp_bias\": false", "\"mlp_bias\": true", &["mlp.gate_proj.bias is missing"]);
     config("\"rope_type\": \"default\"", "\"rope_type\": \"spiral\"", &["rotary scaling of type \"spiral\""]);
     config(
-        "\"num_attention_heads\": 4",
+        "\"num_attention_heads\": 2",
         "\"num_attention_heads\": 0",
         &["num_attention_heads in config.json: 0 is not in"],
     );
@@ -232,7 +232,7 @@ fn refuses_directories_that_are_no_model() {
         &["model.layers.4.input_layernorm.weight is missing"],
     );
     config("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 3", &["model.layers.3.", "is not part of"]);
-    config("\"hidden_size\": 64", "\"hidden_size\": 96", &["model.embed_tokens.weight has shape [64, 4096]"]);
+    config("\"hidden_size\": 32", "\"hidden_size\": 96", &["model.embed_tokens.weight has shape [32, 4096]"]);
     config("{", "[", &["config.json: ", "at line 1 column"]);
     let copied = Copied::new();
     std::fs::remove_file(copied.file(INDEX)).unwrap();

@@ -273,7 +273,7 @@ fn a_config_gets_the_plan_of_its_checkpoint() {
     refused(
         &["plan", path, "--assume-type", "q4_k"],
         MODEL,
-        &["rows of 64 values are not whole blocks of 256"],
+        &["rows of 32 values are not whole blocks of 256"],
     );
     refused(&["run", path, "-n", "1"], MODEL, &["has no model.safetensors"]);
 

@@ -19,7 +19,7 @@ use ragtag_scheduler::remote::{FromHost, RemoteHost, read_frame, write_frame};
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -214,7 +214,8 @@ impl Shared {
         let model = match (&self.model, &id.path) {
             (_, None) => Model::bundled()?,
             (Some(own), Some(_)) => {
-                let inside = own.join(&id.name);
+                let name = Path::new(&id.name).file_name().unwrap_or_default();
+                let inside = own.join(name);
                 Model::open(if inside.exists() { &inside } else { own })?
             }
             (None, Some(path)) => Model::open(path)?,
