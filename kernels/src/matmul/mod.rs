@@ -113,7 +113,7 @@ fn extents(
 
 /// Returns whether a launch has so few results that tiles of 64 × 64 of them would use a small part of a GPU.
 pub(crate) fn is_narrow(constants: &[u32]) -> bool {
-    constants[2] <= 8 || constants[0].div_ceil(64) * constants[2].div_ceil(64) <= 64
+    constants[2] <= 8 || constants[0].div_ceil(64).saturating_mul(constants[2].div_ceil(64)) <= 64
 }
 
 /// Returns a grid with one group per [`TASK_ROWS`] rows of weights.
