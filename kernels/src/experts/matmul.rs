@@ -34,7 +34,7 @@
 //! Variants with f16 activations multiply f16 values on matrix units, to which they decode other weights. Variants with
 //! f16 or int8 activations exist only for devices on which they are faster, and for launches with enough rows.
 
-use super::route::MAX_USED;
+use super::route::{MAX_EXPERTS, MAX_USED};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, product, strided, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
@@ -97,6 +97,7 @@ fn extents(
     let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
     let (most_used, route) = if is_fixed == 0 { (MAX_USED, words(&[rows, used, 2])) } else { (u32::MAX, 0) };
     let is_possible = (1..=most_used).contains(&used)
+        && (is_fixed != 0 || bound_experts(n, first_row, expert_rows) <= MAX_EXPERTS)
         && [1, used].contains(&x_slots)
         && x_column.checked_add(k).is_some_and(|end| end <= x_pitch)
         && [x_pitch, x_column].iter().all(|values| values.is_multiple_of(4))
@@ -132,10 +133,15 @@ pub(crate) fn tiles(expert_rows: u32, tile_rows: u32) -> u32 {
 /// Returns a grid of the tiles of `TILE_ROWS` weight rows that an expert may need × the experts with bound rows.
 pub(crate) fn tiled_grid<const TILE_ROWS: u32>(constants: &[u32]) -> [u32; 3] {
     let [_, _, n, _, first_row, expert_rows, ..]: [u32; CONSTANTS] = array(constants);
+    let experts = bound_experts(n, first_row, expert_rows);
+    [tiles(expert_rows, TILE_ROWS), if n > 0 { experts } else { 0 }, 1]
+}
+
+/// Returns the number of experts of which a launch binds rows.
+fn bound_experts(n: u32, first_row: u32, expert_rows: u32) -> u32 {
     let last_row = first_row.saturating_add(n.saturating_sub(1));
     let expert_of = |row: u32| row / expert_rows.max(1);
-    let experts = expert_of(last_row) - expert_of(first_row) + 1;
-    [tiles(expert_rows, TILE_ROWS), if n > 0 { experts } else { 0 }, 1]
+    expert_of(last_row) - expert_of(first_row) + 1
 }
 
 /// Sizes of a case.

@@ -1,4 +1,5 @@
-// MXFP4.
+// MXFP4. A nibble is a sign, two bits of exponent and one of mantissa.
+#define HAS_E2M1 1
 
 FN void pair_words(const uchar *group, uint blocks, uint block, uint out[4]) {
     pair_nibbles(group, block, out);
