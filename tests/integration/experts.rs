@@ -102,8 +102,9 @@ fn weight(name: &str, tensor: usize, at: usize, key: &str) -> f32 {
     if let Some((_, divisor)) = of_key {
         return value as f32 / divisor;
     }
-    if key.ends_with("router.proj.weight") {
-        return (((at + 1) * (at + 3) * 7919 % 65_537 % 257) as i32 - 128) as f32 / 32.0;
+    if ["router.proj.weight", "feed_forward.router.weight"].iter().any(|end| key.ends_with(end)) {
+        let divisor = if name == "Llama4" { 512.0 } else { 32.0 };
+        return (((at + 1) * (at + 3) * 7919 % 65_537 % 257) as i32 - 128) as f32 / divisor;
     }
     let is_router = ["mlp.gate.weight", "router.weight"].iter().any(|end| key.ends_with(end));
     let divisor = if key.ends_with("e_score_correction_bias") { 256.0 } else { 512.0 };
@@ -130,7 +131,7 @@ pub fn verified() -> Vec<(Model, bool, &'static str)> {
 impl Golden {
     /// Returns the tensors with the names and shapes of a published checkpoint, in which each expert has its own.
     fn published(&self) -> Tensors {
-        if self.name == "GptOss" {
+        if ["GptOss", "Llama4"].contains(&&*self.name) {
             return self.tensors.clone();
         }
         let is_mixtral = ["Mixtral", "MiniMaxM2"].contains(&&*self.name);
@@ -238,6 +239,7 @@ impl Golden {
             "MiniMaxM2" => "minimax-m2",
             "DeepseekV2" | "DeepseekV2-Lite" | "DeepseekV3" | "Glm4MoeLite" => "deepseek2",
             "Mistral4" => "mistral4",
+            "Llama4" => "llama4",
             "GptOss" => "gpt-oss",
             "SeedOss" => "seed_oss",
             "Exaone4" => "exaone4",
@@ -272,6 +274,9 @@ impl Golden {
         let of_heads = ["attention.head_count_kv", "attention.key_length"];
         let has_others = is_latent || self.is_gemma4();
         let is_own = |key: &&str| {
+            if self.name == "Llama4" && *key == "feed_forward_length" {
+                return false;
+            }
             let is_listed =
                 self.config["use_double_wide_mlp"] == json!(true) && *key == "feed_forward_length";
             !(is_listed || has_others && of_heads.contains(key))
@@ -311,6 +316,18 @@ impl Golden {
             writer.put("glm4moe.expert_gating_func", 2u32);
             writer.put("glm4moe.rope.dimension_count", 16u32);
         }
+        if self.name == "Llama4" {
+            for (key, field) in [
+                ("feed_forward_length", "intermediate_size_mlp"),
+                ("expert_feed_forward_length", "intermediate_size"),
+                ("attention.chunk_size", "attention_chunk_size"),
+                ("attention.temperature_length", "floor_scale"),
+            ] {
+                writer.put(&format!("llama4.{key}"), count(field).unwrap());
+            }
+            writer.put("llama4.interleave_moe_layer_step", 2u32);
+            writer.put("llama4.attention.temperature_scale", float(&self.config["attn_scale"]));
+        }
         if self.name == "GptOss" {
             let yarn = &self.config["rope_parameters"];
             writer.put("gpt-oss.expert_feed_forward_length", count("intermediate_size").unwrap());
@@ -332,10 +349,15 @@ impl Golden {
         if all["full_attention"].is_object() { &all["full_attention"] } else { all }
     }
 
-    /// Returns the factors of RoPE in a GGUF file of Gemma 4, where a quarter of the pairs rotates.
+    /// Returns the factors of RoPE in a GGUF file of Gemma 4, where a quarter of the pairs rotates, and in one of Llama 4,
+    /// where the first pair alone turns more than once in the original context.
     fn rope_freqs(&self) -> Option<(String, Vec<usize>, Vec<f32>)> {
-        let factors = [[1.0; 4].as_slice(), &[1e30; 12]].concat();
-        self.is_gemma4().then(|| ("rope_freqs.weight".into(), vec![16], factors))
+        let factors = match &*self.name {
+            "Llama4" => [&[1.0][..], &[4.0; 15]].concat(),
+            _ if self.is_gemma4() => [[1.0; 4].as_slice(), &[1e30; 12]].concat(),
+            _ => return None,
+        };
+        Some(("rope_freqs.weight".into(), vec![16], factors))
     }
 
     /// Writes what layers with a window have.
@@ -473,6 +495,15 @@ impl Golden {
         shape: &[usize],
         values: &[f32],
     ) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        if self.name == "Llama4" && key.contains("feed_forward") {
+            let key = key.replace("feed_forward", "mlp");
+            return match *shape {
+                [experts, columns, rows] => {
+                    self.gguf_tensors(&key, &[experts, rows, columns], &transposed(values, columns, rows))
+                }
+                _ => self.gguf_tensors(&key, shape, values),
+            };
+        }
         let one = |name: String, values: Vec<f32>| vec![(name, shape.to_vec(), values)];
         let Some(rest) = key.strip_prefix("model.layers.") else {
             let name = match key {
@@ -842,6 +873,47 @@ fn experts_of_a_text_part_may_be_transposed() {
     }
 }
 
+/// Checks the text part of Llama 4 with the fields of published files, which list no layers.
+#[test]
+fn llama4_is_the_text_part_of_a_vision_model() {
+    let mut golden = golden().into_iter().find(|golden| golden.name == "Llama4").unwrap();
+    let mut text = golden.config.clone();
+    (text["no_rope_layers"], text["attn_temperature_tuning"]) = (json!([]), json!(4));
+    (text["moe_layers"], text["interleave_moe_layer_step"]) = (json!(null), json!(2));
+    let mut tensors: Tensors = golden
+        .tensors
+        .iter()
+        .map(|(key, tensor)| (format!("language_model.{key}"), tensor.clone()))
+        .collect();
+    tensors.insert("vision_model.layernorm_pre.weight".into(), (vec![8], vec![1.0; 8]));
+    tensors.insert("multi_modal_projector.linear_1.weight".into(), (vec![8, 8], vec![1.0; 64]));
+    golden.config = json!({ "architectures": ["Llama4ForConditionalGeneration"], "text_config": text });
+    let (_folder, model) = golden.open(&tensors, TensorType::F32);
+    golden.check(&model, &setup(), "text part");
+    let mut refused = |field: &str, value: Value| {
+        let usual = std::mem::replace(&mut golden.config["text_config"][field], value);
+        let folder = golden.write(&tensors, TensorType::F32);
+        golden.config["text_config"][field] = usual;
+        Model::open(folder.path()).map(drop).unwrap_err().to_string()
+    };
+    for (field, value, words) in [
+        ("num_experts_per_tok", json!(2), "2 with weights before the experts"),
+        ("moe_layers", json!([1, 4]), "moe_layers"),
+        ("layer_types", json!(["chunked_attention", "full_attention"]), "does not list 4 layers"),
+        (
+            "layer_types",
+            json!(["chunked_attention", "sliding_attention", "a", "b"]),
+            "does not list 4 layers",
+        ),
+        ("attention_chunk_size", json!(0), "0 is not in"),
+        ("floor_scale", json!(0), "0 is not in"),
+        ("no_rope_layers", json!([1]), "1 layers instead of 4"),
+    ] {
+        let error = refused(field, value);
+        assert!(error.contains(words), "{field}: {error}");
+    }
+}
+
 #[test]
 fn older_files_have_one_matrix_for_keys_and_values() {
     for mut golden in golden().into_iter().filter(|golden| golden.name.starts_with("Deepseek")) {
@@ -871,11 +943,12 @@ fn experts_run_on_every_device() {
     }
 }
 
-/// Checks that attention with sinks, and attention to the keys and values of another layer, do not depend on the rows of a
+/// Checks that attention with sinks, to chunks, and to the keys and values of another layer do not depend on the rows of a
 /// micro-batch: in steps of one token, and in prompts whose attention is split although they have many rows.
 #[test]
 fn long_prompts_agree_on_every_device() {
-    for golden in golden().into_iter().filter(|golden| ["GptOss", "Gemma4-E2B"].contains(&&*golden.name)) {
+    let names = ["GptOss", "Llama4", "Gemma4-E2B"];
+    for golden in golden().into_iter().filter(|golden| names.contains(&&*golden.name)) {
         long_prompts_agree(&golden);
     }
 }

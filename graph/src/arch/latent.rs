@@ -31,7 +31,7 @@ pub struct Latent {
     pub growth: Option<Growth>,
 }
 
-/// Factor of queries at position p: 1 + β · ln(1 + ⌊p / period⌋).
+/// Factor of queries at position p: 1 + β · ln(1 + ⌊p / period⌋). In models without a latent, p + 1 stands for p.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Growth {
     /// The factor β.

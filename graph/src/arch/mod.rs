@@ -25,6 +25,7 @@ mod kimi_linear;
 mod latent;
 mod lfm2;
 mod llama;
+mod llama4;
 mod metadata;
 mod minimax_m2;
 mod mistral;
@@ -67,7 +68,7 @@ pub(crate) use names::{
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 43] = [
+pub static ARCHITECTURES: [&Architecture; 44] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -89,6 +90,7 @@ pub static ARCHITECTURES: [&Architecture; 43] = [
     &exaone4::EXAONE4,
     &hunyuan::HUNYUAN_DENSE,
     &apertus::APERTUS,
+    &llama4::LLAMA4,
     &mixtral::MIXTRAL,
     &qwen2_moe::QWEN2_MOE,
     &qwen3_moe::QWEN3_MOE,

@@ -107,8 +107,9 @@ const OTHER_PREDICTORS: [&str; 2] = ["mtp.", "model.mtp_"];
 const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
 /// Prefixes of tensors that are not in the text part of a multimodal model.
-const OTHER_PARTS: [&str; 7] = [
+const OTHER_PARTS: [&str; 8] = [
     "vision_tower.",
+    "vision_model.",
     "multi_modal_projector.",
     "visual.",
     "vision_embedder.",
@@ -209,6 +210,7 @@ mod tests {
             ("language_model.lm_head.weight", Some("lm_head.weight")),
             ("model.language_model.norm.weight", Some("model.norm.weight")),
             ("vision_tower.norm.weight", None),
+            ("vision_model.norm.weight", None),
             ("visual.norm.weight", None),
             ("model.embed_audio.norm.weight", None),
             ("model.visual.norm.weight", None),
