@@ -32,6 +32,7 @@ pub mod stage;
 #[cfg(test)]
 mod test_models;
 pub mod tokenizer;
+mod unused;
 pub mod weight_buffer;
 pub mod weights;
 mod wire_type;
@@ -55,6 +56,7 @@ pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
 pub use stage::{CompiledStage, StageResult};
 pub use tokenizer::{TextStream, Tokenizer};
+pub use unused::Unused;
 pub use weight_buffer::{WeightBuffer, WeightChunk, WeightContent};
 pub use weights::{TensorInfo, Weights};
 pub use wire_type::WireType;

@@ -1,6 +1,6 @@
 //! A model: hyperparameters, weights, operator graph and tokenizer.
 
-use crate::arch::{Architecture, Hyperparameters, RopeScaling};
+use crate::arch::{Architecture, Hyperparameters, RopeScaling, layer_of};
 use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
 use crate::converted;
@@ -13,6 +13,7 @@ use crate::passes::{self, Splits};
 use crate::source::Directory;
 use crate::stack::Stack;
 use crate::tokenizer::{self, Tokenizer};
+use crate::unused::Unused;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::matmul;
 use ragtag_kernels::{Activations, Kernel, KvType, TensorType};
@@ -36,6 +37,7 @@ pub struct Model {
     /// Operator graph in which segments are numbered at half-block granularity.
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
+    predictors: Unused,
 }
 
 impl Model {
@@ -57,10 +59,14 @@ impl Model {
     /// # Errors
     /// Returns a [`ModelError`] that names the invalid file, key, tensor or architecture.
     pub fn from_directory(directory: Directory) -> Result<Self, ModelError> {
-        let (architecture, hyperparameters, weights) = checkpoint::open(&directory)?;
+        let (architecture, hyperparameters, weights, apart) = checkpoint::open(&directory)?;
         let description = Description::Directory(Arc::new(directory));
-        Self::build(architecture, hyperparameters, weights, description)
-            .map_err(|error| checkpoint::with_original_names(architecture, error))
+        let in_layers = further_layers(&hyperparameters, &weights);
+        let apart = apart.iter().map(|(name, bytes)| (&**name, *bytes));
+        let predictors = Unused::of(in_layers.chain(apart));
+        let model = Self::build(architecture, hyperparameters, weights, description);
+        let model = model.map_err(|error| checkpoint::with_original_names(architecture, error))?;
+        Ok(Self { predictors, ..model })
     }
 
     /// Creates a model without weight data from a directory that contains `config.json`. The hyperparameters
@@ -81,6 +87,7 @@ impl Model {
         weights: Weights,
         description: Description,
     ) -> Result<Self, ModelError> {
+        let predictors = Unused::of(further_layers(&hyperparameters, &weights));
         let weights = converted::split_latents(weights, &hyperparameters)?;
         let weights = converted::split_key_heads(weights, &hyperparameters)?;
         let weights = converted::split_layers(weights, &hyperparameters)?;
@@ -89,7 +96,7 @@ impl Model {
         passes::fuse_residuals(&mut graph);
         graph.check();
         let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
-        Ok(Self { hyperparameters, description, weights, graph, granularity })
+        Ok(Self { hyperparameters, description, weights, graph, granularity, predictors })
     }
 
     /// Returns the same model with `scaling` instead of its own RoPE scaling. Its context becomes its
@@ -119,7 +126,7 @@ impl Model {
         let architecture = Architecture::find(&hyperparameters.architecture)?;
         let (weights, description) = (Weights::clone(&self.weights), self.description.clone());
         let model = Self::build(architecture, hyperparameters, weights, description)?;
-        Ok(model.with_granularity(self.granularity))
+        Ok(Self { predictors: self.predictors, ..model.with_granularity(self.granularity) })
     }
 
     /// Returns the same model, divided into segments of `granularity`. The default is [`Granularity::Block`].
@@ -207,6 +214,11 @@ impl Model {
         &self.weights
     }
 
+    /// Returns the layers that predict further tokens.
+    pub fn predictors(&self) -> Unused {
+        self.predictors
+    }
+
     /// Returns the operator graph for devices without matrix units. Products with quantized weights use
     /// activations of type `activations`. All other products use f32 activations.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
@@ -278,6 +290,14 @@ impl Model {
         let names: Vec<_> = (0..self.segment_count()).map(|s| self.segment_name(s)).collect();
         self.graph(activations).dot(&names)
     }
+}
+
+/// Returns the names and sizes of the tensors in layers after the last one.
+fn further_layers<'a>(h: &Hyperparameters, weights: &'a Weights) -> impl Iterator<Item = (&'a str, u64)> {
+    let layers = h.layers;
+    let tensors = weights.tensors().iter();
+    let further = tensors.filter(move |tensor| layer_of(&tensor.name).is_some_and(|layer| layer >= layers));
+    further.map(|tensor| (&*tensor.name, tensor.bytes))
 }
 
 /// Returns whether products with weights of type `tensor_type` can take int8 activations.

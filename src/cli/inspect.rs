@@ -4,7 +4,7 @@ use super::args::InspectArgs;
 use super::error::Result;
 use super::output::{bytes, count, out_width, print, print_json, show, table};
 use crate::Model;
-use ragtag_graph::{Granularity, Lowering, ModelError, Segment, WireType};
+use ragtag_graph::{Granularity, Lowering, ModelError, Segment, Unused, WireType};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -79,6 +79,12 @@ pub(super) fn summary(model: &Model, width: Option<u16>) -> String {
         ("vocabulary", vocabulary),
     ] {
         table.add_row([name.to_string(), value]);
+    }
+    let unused = model.graph().predictors();
+    if unused.tensors > 0 {
+        let Unused { layers, tensors, bytes: size } = unused;
+        let value = format!("{layers}, not used ({tensors} tensors, {})", bytes(size));
+        table.add_row(["further-token layers".to_string(), value]);
     }
     format!("{table}\n")
 }
@@ -168,6 +174,7 @@ fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_j
         "has_weights": model.graph().weights().without_data().is_none(),
         "hyperparameters": model.hyperparameters(),
         "tensor_types": types,
+        "further_token_layers": model.graph().predictors(),
         "segments": segments,
     });
     if tensors {

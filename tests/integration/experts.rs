@@ -978,8 +978,17 @@ fn layers_that_predict_further_tokens_are_not_read() {
         tensors.insert(format!("model.layers.3.{name}.weight"), (shape, values));
     }
     tensors.insert("mtp.fc.weight".into(), (vec![64], vec![0.5; 64]));
-    let (_folder, model) = golden.open(&tensors, TensorType::F32);
+    let (folder, model) = golden.open(&tensors, TensorType::F32);
     golden.check(&model, &setup(), "with a layer that predicts further tokens");
+    let inspect = |options: &[&str]| {
+        let output = ragtag().arg("inspect").arg(folder.path()).args(options).assert().success();
+        String::from_utf8(output.get_output().stdout.clone()).unwrap()
+    };
+    let text = inspect(&[]);
+    assert!(text.contains("further-token layers") && text.contains("1, not used (4 tensors, "), "{text}");
+    let json: Value = serde_json::from_str(&inspect(&["--json"])).unwrap();
+    let bytes = 4 * (64 * 128 + 64 + 64 * 64 + 64);
+    assert_eq!(json["further_token_layers"], json!({ "layers": 1, "tensors": 4, "bytes": bytes }));
     golden.config["num_nextn_predict_layers"] = json!(0);
     let folder = golden.write(&tensors, TensorType::F32);
     let unknown = Model::open(folder.path()).map(drop).unwrap_err().to_string();

@@ -62,7 +62,8 @@ pub use rope_scaling::{RopeScaling, RopeScalingError};
 pub(crate) use hyperparameters::positive;
 pub(crate) use keys::Keys;
 pub(crate) use names::{
-    HEAD, LAYER_PROJECTION, LAYER_TABLE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unneeded, layer_of,
+    HEAD, LAYER_PROJECTION, LAYER_TABLE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived, is_predictor,
+    layer_of,
 };
 
 use crate::error::{ModelError, Quoted};
