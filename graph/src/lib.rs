@@ -38,8 +38,8 @@ pub mod weights;
 mod wire_type;
 
 pub use arch::{
-    ARCHITECTURES, Architecture, Experts, Extras, Growth, Hyperparameters, Latent, LayerSet, Llama3Scaling,
-    Recurrent, Rope, RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
+    ARCHITECTURES, Architecture, Experts, Extras, Growth, Hyperparameters, Indexer, Latent, LayerSet,
+    Llama3Scaling, Recurrent, Rope, RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{buckets, compile};

@@ -1,6 +1,6 @@
 //! A model: hyperparameters, weights, operator graph and tokenizer.
 
-use crate::arch::{Architecture, Hyperparameters, RopeScaling, layer_of};
+use crate::arch::{Architecture, Hyperparameters, Indexer, RopeScaling, layer_of};
 use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
 use crate::converted;
@@ -38,6 +38,7 @@ pub struct Model {
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
     predictors: Unused,
+    indexers: Unused,
 }
 
 impl Model {
@@ -88,6 +89,12 @@ impl Model {
         description: Description,
     ) -> Result<Self, ModelError> {
         let predictors = Unused::of(further_layers(&hyperparameters, &weights));
+        let is_indexer = |tensor: &&TensorInfo| {
+            layer_of(&tensor.name).is_some_and(|layer| layer < hyperparameters.layers)
+                && tensor.name.contains(".indexer.")
+        };
+        let indexers = weights.tensors().iter().filter(is_indexer);
+        let indexers = Unused::of(indexers.map(|tensor| (&*tensor.name, tensor.bytes)));
         let weights = converted::split_latents(weights, &hyperparameters)?;
         let weights = converted::split_key_heads(weights, &hyperparameters)?;
         let weights = converted::split_layers(weights, &hyperparameters)?;
@@ -96,7 +103,7 @@ impl Model {
         passes::fuse_residuals(&mut graph);
         graph.check();
         let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
-        Ok(Self { hyperparameters, description, weights, graph, granularity, predictors })
+        Ok(Self { hyperparameters, description, weights, graph, granularity, predictors, indexers })
     }
 
     /// Returns the same model with `scaling` instead of its own RoPE scaling. Its context becomes its
@@ -217,6 +224,24 @@ impl Model {
     /// Returns the layers that predict further tokens.
     pub fn predictors(&self) -> Unused {
         self.predictors
+    }
+
+    /// Returns the layers with an indexer. It is not used, because the context is limited.
+    pub fn indexers(&self) -> Unused {
+        self.indexers
+    }
+
+    /// Checks that the model supports contexts of `context` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Context`] if it does not.
+    pub fn check_context(&self, context: u32) -> Result<(), ModelError> {
+        match self.hyperparameters.extras.indexer {
+            Some(Indexer { positions: most, .. }) if context > most => {
+                Err(ModelError::Context { context, most })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the operator graph for devices without matrix units. Products with quantized weights use

@@ -64,6 +64,12 @@ pub(super) fn summary(model: &Model, width: Option<u16>) -> String {
         Ok(None) => h.vocabulary.to_string(),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),
     };
+    let context = match h.extras.indexer {
+        Some(indexer) if indexer.context > h.context => {
+            format!("{} of {}, because the indexer is not used", h.context, indexer.context)
+        }
+        _ => h.context.to_string(),
+    };
     for (name, value) in [
         ("architecture", h.architecture.clone()),
         ("name", h.name.clone().unwrap_or_default()),
@@ -75,16 +81,20 @@ pub(super) fn summary(model: &Model, width: Option<u16>) -> String {
         ("width", format!("{}, feed-forward {}", h.width, h.feed_forward)),
         ("heads", heads),
         ("RoPE", h.rope.to_string()),
-        ("context", h.context.to_string()),
+        ("context", context),
         ("vocabulary", vocabulary),
     ] {
         table.add_row([name.to_string(), value]);
     }
-    let unused = model.graph().predictors();
-    if unused.tensors > 0 {
+    for (name, unused) in [
+        ("further-token layers", model.graph().predictors()),
+        ("layers with an indexer", model.graph().indexers()),
+    ] {
         let Unused { layers, tensors, bytes: size } = unused;
-        let value = format!("{layers}, not used ({tensors} tensors, {})", bytes(size));
-        table.add_row(["further-token layers".to_string(), value]);
+        if tensors > 0 {
+            let value = format!("{layers}, not used ({tensors} tensors, {})", bytes(size));
+            table.add_row([name.to_string(), value]);
+        }
     }
     format!("{table}\n")
 }
@@ -175,6 +185,7 @@ fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_j
         "hyperparameters": model.hyperparameters(),
         "tensor_types": types,
         "further_token_layers": model.graph().predictors(),
+        "indexers": model.graph().indexers(),
         "segments": segments,
     });
     if tensors {

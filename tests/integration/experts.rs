@@ -240,6 +240,7 @@ impl Golden {
             "DeepseekV2" | "DeepseekV2-Lite" | "DeepseekV3" | "Glm4MoeLite" => "deepseek2",
             "Mistral4" => "mistral4",
             "Llama4" => "llama4",
+            "DeepseekV32" => "deepseek32",
             "GptOss" => "gpt-oss",
             "SeedOss" => "seed_oss",
             "Exaone4" => "exaone4",
@@ -444,8 +445,15 @@ impl Golden {
             put("attention.value_length_mla", value);
             put(
                 "expert_gating_func",
-                if ["DeepseekV3", "Glm4MoeLite"].contains(&&*self.name) { 2 } else { 1 },
+                if ["DeepseekV3", "DeepseekV32", "Glm4MoeLite"].contains(&&*self.name) { 2 } else { 1 },
             );
+        }
+        for (key, field) in
+            [("top_k", "index_topk"), ("head_count", "index_n_heads"), ("key_length", "index_head_dim")]
+        {
+            if self.config[field].is_number() {
+                put(&format!("attention.indexer.{key}"), count(field));
+            }
         }
         if self.name == "Glm4MoeLite" {
             put("leading_dense_block_count", 1);
@@ -585,6 +593,10 @@ impl Golden {
             ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
             ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
             ("self_attn.kv_b_proj", "attn_kv_b"),
+            ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+            ("self_attn.indexer.wk", "indexer.attn_k"),
+            ("self_attn.indexer.k_norm", "indexer.k_norm"),
+            ("self_attn.indexer.weights_proj", "indexer.proj"),
             ("self_attn.q_norm", "attn_q_norm"),
             ("self_attn.k_norm", "attn_k_norm"),
             ("mlp.gate", "ffn_gate_inp"),
@@ -993,6 +1005,38 @@ fn layers_that_predict_further_tokens_are_not_read() {
     let folder = golden.write(&tensors, TensorType::F32);
     let unknown = Model::open(folder.path()).map(drop).unwrap_err().to_string();
     assert!(unknown.contains("model.layers.3."), "{unknown}");
+}
+
+/// Checks that the context ends where the indexer would choose among positions, in commands and in engines.
+#[test]
+fn indexers_limit_the_context() {
+    let mut golden = golden().into_iter().find(|golden| golden.name == "DeepseekV32").unwrap();
+    golden.config["index_topk"] = json!(16);
+    let (folder, model) = golden.open(&golden.published(), TensorType::F32);
+    golden.check(&model, &Setup { context: 16, ..setup() }, "a context of 16 tokens");
+    let output = |command: &str, options: &[&str], code: i32| {
+        let device = if command == "plan" { &["--device", "cpu", "--no-calibration"][..] } else { &[] };
+        let run = ragtag().arg(command).arg(folder.path()).args(options).args(device).assert().code(code);
+        let output = run.get_output();
+        let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8(text.clone()).unwrap());
+        texts.concat()
+    };
+    let text = output("inspect", &[], 0);
+    assert!(text.contains("16 of 64, because the indexer is not used"), "{text}");
+    assert!(text.contains("layers with an indexer") && text.contains("3, not used (15 tensors, "), "{text}");
+    let json: Value = serde_json::from_str(&output("inspect", &["--json"], 0)).unwrap();
+    assert_eq!(json["indexers"]["layers"], json!(3));
+    assert_eq!(json["hyperparameters"]["indexer"], json!({ "positions": 16, "context": 64 }));
+    let text = output("plan", &[], 0);
+    assert!(text.contains("contexts of this model end at 16 of 64 tokens"), "{text}");
+    let text = output("plan", &["--ctx", "17"], 3);
+    assert!(text.contains("a context of 17 tokens is not supported: beyond 16 tokens"), "{text}");
+    let folder = golden.write(&golden.tensors, TensorType::F32);
+    let config = folder.path().join("config.json");
+    golden.config["layer_types"] = json!(["full_attention"]);
+    std::fs::write(config, golden.config.to_string()).unwrap();
+    let error = Model::open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("layer_types") && error.contains("full_attention"), "{error}");
 }
 
 /// Checks each model with its attention on one device and its experts on another, in both directions.

@@ -1,7 +1,7 @@
 //! Hyperparameters that only some architectures have.
 
 use super::experts::Experts;
-use super::latent::{Growth, Latent};
+use super::latent::{Growth, Indexer, Latent};
 use super::recurrent::Recurrent;
 use super::rope::{Rope, RopeFactors};
 use serde::Serialize;
@@ -119,6 +119,9 @@ pub struct Extras {
     /// Multi-head latent attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<Latent>,
+    /// Choice of the positions to which a token attends, if there is one. It limits the context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub indexer: Option<Indexer>,
     /// Kind of the recurrent layers, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recurrent: Option<Recurrent>,
@@ -229,6 +232,7 @@ impl Default for Extras {
             experts: None,
             expert_layers: LayerSet::All,
             latent: None,
+            indexer: None,
             recurrent: None,
             recurrent_layers: LayerSet::None,
             feed_forward_layers: LayerSet::None,

@@ -54,7 +54,7 @@ pub(crate) use architecture::ExpertOrder;
 pub use experts::Experts;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
-pub use latent::{Growth, Latent};
+pub use latent::{Growth, Indexer, Latent};
 pub use recurrent::Recurrent;
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
@@ -69,7 +69,7 @@ pub(crate) use names::{
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 44] = [
+pub static ARCHITECTURES: [&Architecture; 45] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -102,6 +102,7 @@ pub static ARCHITECTURES: [&Architecture; 44] = [
     &ernie4_5_moe::ERNIE4_5_MOE,
     &deepseek2::DEEPSEEK2,
     &deepseek2::DEEPSEEK3,
+    &deepseek2::DEEPSEEK32,
     &deepseek2::GLM4_MOE_LITE,
     &mistral4::MISTRAL4,
     &gpt_oss::GPT_OSS,

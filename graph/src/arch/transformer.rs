@@ -4,6 +4,7 @@
 //! another. The graph divides the stream by one of them instead, its *unit*. This leaves the results of
 //! norms unchanged if ε is divided by the square of the unit.
 
+use super::deepseek2::INDEXER;
 use super::experts::Experts;
 use super::hyperparameters::Hyperparameters;
 use super::latent::{Growth, Latent};
@@ -385,6 +386,11 @@ impl Halves<'_, '_, '_> {
     ) -> Result<NodeIndex, ModelError> {
         let Attention { heads, rope, scores, .. } = layer.attention;
         let name = |part: &str| format!("blk.{index}.{part}.weight");
+        if self.h.extras.indexer.is_some() {
+            // In supported contexts, the indexer chooses all positions.
+            let names = INDEXER.iter().map(|(name, _)| name.replacen('N', &index.to_string(), 1));
+            names.for_each(|name| self.b.ignore(&name));
+        }
         let width = heads.queries * (latent.plain + latent.rotating);
         let q = match latent.query_rank {
             None => self.b.matmul(normed, &name("attn_q"), width)?,
