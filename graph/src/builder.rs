@@ -2,14 +2,14 @@
 //! its weights.
 
 use crate::arch::rope::Rope;
-use crate::arch::{Extras, Latent, layer_of};
+use crate::arch::{Extras, Growth, Latent, layer_of};
 use crate::error::ModelError;
 use crate::graph::{Node, OperatorGraph};
 use crate::ops::{
     Add, Affine, Attention, Bias, CausalConv, Embed, ExpertCombine, ExpertGate, ExpertMatMul, ExpertRoute,
     GatedHeads, GatedNorm, Gather, HeadMatMul, HeadNorm, Heads, LatentRows, LayerNorm, Lookup, MatMul,
-    Operator, Peaks, Picks, RmsNorm, RopeAppend, Rows, Scale, ScaleBy, ScaleRows, ScanHeads, Scores, Shape,
-    SiluMul, StateScan, Unary, Xielu,
+    Operator, Peaks, Picks, QueryGrowth, RmsNorm, RopeAppend, Rows, Scale, ScaleBy, ScaleRows, ScanHeads,
+    Scores, Shape, SiluMul, StateScan, Unary, Xielu,
 };
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
@@ -393,7 +393,7 @@ impl<'a> Builder<'a> {
     ) -> Result<NodeIndex, ModelError> {
         let dimensions = heads.dimensions;
         let shapes = match form {
-            Form::Heads | Form::Values => [vec![dimensions], vec![dimensions]],
+            Form::Heads | Form::Values | Form::Growth => [vec![dimensions], vec![dimensions]],
             Form::Whole => [vec![heads.query_width()], vec![heads.kv_width()]],
             Form::Centred => [vec![dimensions, heads.queries], vec![dimensions, heads.kv]],
         };
@@ -401,6 +401,11 @@ impl<'a> Builder<'a> {
             self.tensor(weight, shape, false)?;
         }
         Ok(self.apply(HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
+    }
+
+    /// Adds a node that lets the queries of `qkv` grow with their position.
+    pub(crate) fn grow_queries(&mut self, qkv: NodeIndex, heads: Heads, growth: Growth) -> NodeIndex {
+        self.apply(QueryGrowth { heads, growth }, &[qkv])
     }
 
     /// Adds nodes that compute rows of queries, a key and a value of latent attention from the queries and the latent.
@@ -710,6 +715,11 @@ impl<'a> Builder<'a> {
             self.tensor(biases, &[width, count], false)?;
         }
         Ok(self.apply(ExpertCombine { count, used, biases }, &[all, route]))
+    }
+
+    /// Adds a node that multiplies the rows of `x` by the weight of the only expert of each row in `route`.
+    pub(crate) fn scale_by_expert(&mut self, x: NodeIndex, route: NodeIndex, count: u32) -> NodeIndex {
+        self.apply(ExpertCombine { count, used: 1, biases: None }, &[x, route])
     }
 
     /// Returns the weights of all experts, which are one tensor or a tensor for each expert.

@@ -290,6 +290,16 @@ pub enum TokenizerError {
 /// Reason why Ragtag cannot run a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
+    /// The context is longer than the model supports without its indexer.
+    #[error(
+        "a context of {context} tokens is not supported: beyond {most} tokens, the model needs its indexer (choose a context of at most {most})"
+    )]
+    Context {
+        /// Number of tokens.
+        context: u32,
+        /// Largest supported number.
+        most: u32,
+    },
     /// A model file cannot be parsed.
     #[error(transparent)]
     Format(#[from] FormatError),

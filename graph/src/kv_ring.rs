@@ -3,7 +3,8 @@
 //!
 //! A sequence uses the blocks of its ring in turn, so it overwrites the keys and values that lie before every
 //! later window. Block tables list the blocks in this order, and the window hides the overwritten positions.
-//! Therefore kernels need not know about KV rings.
+//! Therefore kernels need not know about KV rings. The positions of a chunk to which a token attends lie in a window of the
+//! chunk's size, so layers with chunks have the same rings.
 //!
 //! A state has a fixed size, and its block is a *slot*. A sequence has one slot. Further slots keep snapshots, from which later
 //! sequences go on.

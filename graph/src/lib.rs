@@ -32,13 +32,14 @@ pub mod stage;
 #[cfg(test)]
 mod test_models;
 pub mod tokenizer;
+mod unused;
 pub mod weight_buffer;
 pub mod weights;
 mod wire_type;
 
 pub use arch::{
-    ARCHITECTURES, Architecture, Experts, Extras, Growth, Hyperparameters, Latent, LayerSet, Llama3Scaling,
-    Recurrent, Rope, RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
+    ARCHITECTURES, Architecture, Experts, Extras, Growth, Hyperparameters, Indexer, Latent, LayerSet,
+    Llama3Scaling, Recurrent, Rope, RopeFactors, RopePairing, RopeScaling, RopeScalingError, Yarn,
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{buckets, compile};
@@ -55,6 +56,7 @@ pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
 pub use stage::{CompiledStage, StageResult};
 pub use tokenizer::{TextStream, Tokenizer};
+pub use unused::Unused;
 pub use weight_buffer::{WeightBuffer, WeightChunk, WeightContent};
 pub use weights::{TensorInfo, Weights};
 pub use wire_type::WireType;

@@ -1,6 +1,6 @@
 //! A model: hyperparameters, weights, operator graph and tokenizer.
 
-use crate::arch::{Architecture, Hyperparameters, RopeScaling};
+use crate::arch::{Architecture, Hyperparameters, Indexer, RopeScaling, layer_of};
 use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
 use crate::converted;
@@ -13,6 +13,7 @@ use crate::passes::{self, Splits};
 use crate::source::Directory;
 use crate::stack::Stack;
 use crate::tokenizer::{self, Tokenizer};
+use crate::unused::Unused;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::matmul;
 use ragtag_kernels::{Activations, Kernel, KvType, TensorType};
@@ -36,6 +37,8 @@ pub struct Model {
     /// Operator graph in which segments are numbered at half-block granularity.
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
+    predictors: Unused,
+    indexers: Unused,
 }
 
 impl Model {
@@ -57,10 +60,14 @@ impl Model {
     /// # Errors
     /// Returns a [`ModelError`] that names the invalid file, key, tensor or architecture.
     pub fn from_directory(directory: Directory) -> Result<Self, ModelError> {
-        let (architecture, hyperparameters, weights) = checkpoint::open(&directory)?;
+        let (architecture, hyperparameters, weights, apart) = checkpoint::open(&directory)?;
         let description = Description::Directory(Arc::new(directory));
-        Self::build(architecture, hyperparameters, weights, description)
-            .map_err(|error| checkpoint::with_original_names(architecture, error))
+        let in_layers = further_layers(&hyperparameters, &weights);
+        let apart = apart.iter().map(|(name, bytes)| (&**name, *bytes));
+        let predictors = Unused::of(in_layers.chain(apart));
+        let model = Self::build(architecture, hyperparameters, weights, description);
+        let model = model.map_err(|error| checkpoint::with_original_names(architecture, error))?;
+        Ok(Self { predictors, ..model })
     }
 
     /// Creates a model without weight data from a directory that contains `config.json`. The hyperparameters
@@ -81,6 +88,13 @@ impl Model {
         weights: Weights,
         description: Description,
     ) -> Result<Self, ModelError> {
+        let predictors = Unused::of(further_layers(&hyperparameters, &weights));
+        let is_indexer = |tensor: &&TensorInfo| {
+            layer_of(&tensor.name).is_some_and(|layer| layer < hyperparameters.layers)
+                && tensor.name.contains(".indexer.")
+        };
+        let indexers = weights.tensors().iter().filter(is_indexer);
+        let indexers = Unused::of(indexers.map(|tensor| (&*tensor.name, tensor.bytes)));
         let weights = converted::split_latents(weights, &hyperparameters)?;
         let weights = converted::split_key_heads(weights, &hyperparameters)?;
         let weights = converted::split_layers(weights, &hyperparameters)?;
@@ -89,7 +103,7 @@ impl Model {
         passes::fuse_residuals(&mut graph);
         graph.check();
         let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
-        Ok(Self { hyperparameters, description, weights, graph, granularity })
+        Ok(Self { hyperparameters, description, weights, graph, granularity, predictors, indexers })
     }
 
     /// Returns the same model with `scaling` instead of its own RoPE scaling. Its context becomes its
@@ -119,7 +133,7 @@ impl Model {
         let architecture = Architecture::find(&hyperparameters.architecture)?;
         let (weights, description) = (Weights::clone(&self.weights), self.description.clone());
         let model = Self::build(architecture, hyperparameters, weights, description)?;
-        Ok(model.with_granularity(self.granularity))
+        Ok(Self { predictors: self.predictors, ..model.with_granularity(self.granularity) })
     }
 
     /// Returns the same model, divided into segments of `granularity`. The default is [`Granularity::Block`].
@@ -207,6 +221,29 @@ impl Model {
         &self.weights
     }
 
+    /// Returns the layers that predict further tokens.
+    pub fn predictors(&self) -> Unused {
+        self.predictors
+    }
+
+    /// Returns the layers with an indexer. It is not used, because the context is limited.
+    pub fn indexers(&self) -> Unused {
+        self.indexers
+    }
+
+    /// Checks that the model supports contexts of `context` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Context`] if it does not.
+    pub fn check_context(&self, context: u32) -> Result<(), ModelError> {
+        match self.hyperparameters.extras.indexer {
+            Some(Indexer { positions: most, .. }) if context > most => {
+                Err(ModelError::Context { context, most })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the operator graph for devices without matrix units. Products with quantized weights use
     /// activations of type `activations`. All other products use f32 activations.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
@@ -278,6 +315,14 @@ impl Model {
         let names: Vec<_> = (0..self.segment_count()).map(|s| self.segment_name(s)).collect();
         self.graph(activations).dot(&names)
     }
+}
+
+/// Returns the names and sizes of the tensors in layers after the last one.
+fn further_layers<'a>(h: &Hyperparameters, weights: &'a Weights) -> impl Iterator<Item = (&'a str, u64)> {
+    let layers = h.layers;
+    let tensors = weights.tensors().iter();
+    let further = tensors.filter(move |tensor| layer_of(&tensor.name).is_some_and(|layer| layer >= layers));
+    further.map(|tensor| (&*tensor.name, tensor.bytes))
 }
 
 /// Returns whether products with weights of type `tensor_type` can take int8 activations.

@@ -131,6 +131,7 @@ impl Model {
     /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
     pub fn segments(&self, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
         self.check_kv(lowering.kv)?;
+        self.check_context(lowering.context)?;
         let measure = Measure::new(self, lowering);
         let nodes = measure.graph.by_segment(self.segment_count());
         nodes.iter().enumerate().map(|(index, nodes)| measure.segment(index, nodes)).collect()

@@ -4,7 +4,7 @@ use super::args::InspectArgs;
 use super::error::Result;
 use super::output::{bytes, count, out_width, print, print_json, show, table};
 use crate::Model;
-use ragtag_graph::{Granularity, Lowering, ModelError, Segment, WireType};
+use ragtag_graph::{Granularity, Lowering, ModelError, Segment, Unused, WireType};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -64,6 +64,12 @@ pub(super) fn summary(model: &Model, width: Option<u16>) -> String {
         Ok(None) => h.vocabulary.to_string(),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),
     };
+    let context = match h.extras.indexer {
+        Some(indexer) if indexer.context > h.context => {
+            format!("{} of {}, because the indexer is not used", h.context, indexer.context)
+        }
+        _ => h.context.to_string(),
+    };
     for (name, value) in [
         ("architecture", h.architecture.clone()),
         ("name", h.name.clone().unwrap_or_default()),
@@ -75,10 +81,20 @@ pub(super) fn summary(model: &Model, width: Option<u16>) -> String {
         ("width", format!("{}, feed-forward {}", h.width, h.feed_forward)),
         ("heads", heads),
         ("RoPE", h.rope.to_string()),
-        ("context", h.context.to_string()),
+        ("context", context),
         ("vocabulary", vocabulary),
     ] {
         table.add_row([name.to_string(), value]);
+    }
+    for (name, unused) in [
+        ("further-token layers", model.graph().predictors()),
+        ("layers with an indexer", model.graph().indexers()),
+    ] {
+        let Unused { layers, tensors, bytes: size } = unused;
+        if tensors > 0 {
+            let value = format!("{layers}, not used ({tensors} tensors, {})", bytes(size));
+            table.add_row([name.to_string(), value]);
+        }
     }
     format!("{table}\n")
 }
@@ -168,6 +184,8 @@ fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_j
         "has_weights": model.graph().weights().without_data().is_none(),
         "hyperparameters": model.hyperparameters(),
         "tensor_types": types,
+        "further_token_layers": model.graph().predictors(),
+        "indexers": model.graph().indexers(),
         "segments": segments,
     });
     if tensors {

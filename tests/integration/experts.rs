@@ -102,8 +102,9 @@ fn weight(name: &str, tensor: usize, at: usize, key: &str) -> f32 {
     if let Some((_, divisor)) = of_key {
         return value as f32 / divisor;
     }
-    if key.ends_with("router.proj.weight") {
-        return (((at + 1) * (at + 3) * 7919 % 65_537 % 257) as i32 - 128) as f32 / 32.0;
+    if ["router.proj.weight", "feed_forward.router.weight"].iter().any(|end| key.ends_with(end)) {
+        let divisor = if name == "Llama4" { 512.0 } else { 32.0 };
+        return (((at + 1) * (at + 3) * 7919 % 65_537 % 257) as i32 - 128) as f32 / divisor;
     }
     let is_router = ["mlp.gate.weight", "router.weight"].iter().any(|end| key.ends_with(end));
     let divisor = if key.ends_with("e_score_correction_bias") { 256.0 } else { 512.0 };
@@ -130,7 +131,7 @@ pub fn verified() -> Vec<(Model, bool, &'static str)> {
 impl Golden {
     /// Returns the tensors with the names and shapes of a published checkpoint, in which each expert has its own.
     fn published(&self) -> Tensors {
-        if self.name == "GptOss" {
+        if ["GptOss", "Llama4"].contains(&&*self.name) {
             return self.tensors.clone();
         }
         let is_mixtral = ["Mixtral", "MiniMaxM2"].contains(&&*self.name);
@@ -238,6 +239,8 @@ impl Golden {
             "MiniMaxM2" => "minimax-m2",
             "DeepseekV2" | "DeepseekV2-Lite" | "DeepseekV3" | "Glm4MoeLite" => "deepseek2",
             "Mistral4" => "mistral4",
+            "Llama4" => "llama4",
+            "DeepseekV32" => "deepseek32",
             "GptOss" => "gpt-oss",
             "SeedOss" => "seed_oss",
             "Exaone4" => "exaone4",
@@ -272,6 +275,9 @@ impl Golden {
         let of_heads = ["attention.head_count_kv", "attention.key_length"];
         let has_others = is_latent || self.is_gemma4();
         let is_own = |key: &&str| {
+            if self.name == "Llama4" && *key == "feed_forward_length" {
+                return false;
+            }
             let is_listed =
                 self.config["use_double_wide_mlp"] == json!(true) && *key == "feed_forward_length";
             !(is_listed || has_others && of_heads.contains(key))
@@ -311,6 +317,18 @@ impl Golden {
             writer.put("glm4moe.expert_gating_func", 2u32);
             writer.put("glm4moe.rope.dimension_count", 16u32);
         }
+        if self.name == "Llama4" {
+            for (key, field) in [
+                ("feed_forward_length", "intermediate_size_mlp"),
+                ("expert_feed_forward_length", "intermediate_size"),
+                ("attention.chunk_size", "attention_chunk_size"),
+                ("attention.temperature_length", "floor_scale"),
+            ] {
+                writer.put(&format!("llama4.{key}"), count(field).unwrap());
+            }
+            writer.put("llama4.interleave_moe_layer_step", 2u32);
+            writer.put("llama4.attention.temperature_scale", float(&self.config["attn_scale"]));
+        }
         if self.name == "GptOss" {
             let yarn = &self.config["rope_parameters"];
             writer.put("gpt-oss.expert_feed_forward_length", count("intermediate_size").unwrap());
@@ -332,10 +350,15 @@ impl Golden {
         if all["full_attention"].is_object() { &all["full_attention"] } else { all }
     }
 
-    /// Returns the factors of RoPE in a GGUF file of Gemma 4, where a quarter of the pairs rotates.
+    /// Returns the factors of RoPE in a GGUF file of Gemma 4, where a quarter of the pairs rotates, and in one of Llama 4,
+    /// where the first pair alone turns more than once in the original context.
     fn rope_freqs(&self) -> Option<(String, Vec<usize>, Vec<f32>)> {
-        let factors = [[1.0; 4].as_slice(), &[1e30; 12]].concat();
-        self.is_gemma4().then(|| ("rope_freqs.weight".into(), vec![16], factors))
+        let factors = match &*self.name {
+            "Llama4" => [&[1.0][..], &[4.0; 15]].concat(),
+            _ if self.is_gemma4() => [[1.0; 4].as_slice(), &[1e30; 12]].concat(),
+            _ => return None,
+        };
+        Some(("rope_freqs.weight".into(), vec![16], factors))
     }
 
     /// Writes what layers with a window have.
@@ -422,8 +445,15 @@ impl Golden {
             put("attention.value_length_mla", value);
             put(
                 "expert_gating_func",
-                if ["DeepseekV3", "Glm4MoeLite"].contains(&&*self.name) { 2 } else { 1 },
+                if ["DeepseekV3", "DeepseekV32", "Glm4MoeLite"].contains(&&*self.name) { 2 } else { 1 },
             );
+        }
+        for (key, field) in
+            [("top_k", "index_topk"), ("head_count", "index_n_heads"), ("key_length", "index_head_dim")]
+        {
+            if self.config[field].is_number() {
+                put(&format!("attention.indexer.{key}"), count(field));
+            }
         }
         if self.name == "Glm4MoeLite" {
             put("leading_dense_block_count", 1);
@@ -473,6 +503,15 @@ impl Golden {
         shape: &[usize],
         values: &[f32],
     ) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        if self.name == "Llama4" && key.contains("feed_forward") {
+            let key = key.replace("feed_forward", "mlp");
+            return match *shape {
+                [experts, columns, rows] => {
+                    self.gguf_tensors(&key, &[experts, rows, columns], &transposed(values, columns, rows))
+                }
+                _ => self.gguf_tensors(&key, shape, values),
+            };
+        }
         let one = |name: String, values: Vec<f32>| vec![(name, shape.to_vec(), values)];
         let Some(rest) = key.strip_prefix("model.layers.") else {
             let name = match key {
@@ -554,6 +593,10 @@ impl Golden {
             ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
             ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
             ("self_attn.kv_b_proj", "attn_kv_b"),
+            ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+            ("self_attn.indexer.wk", "indexer.attn_k"),
+            ("self_attn.indexer.k_norm", "indexer.k_norm"),
+            ("self_attn.indexer.weights_proj", "indexer.proj"),
             ("self_attn.q_norm", "attn_q_norm"),
             ("self_attn.k_norm", "attn_k_norm"),
             ("mlp.gate", "ffn_gate_inp"),
@@ -842,6 +885,47 @@ fn experts_of_a_text_part_may_be_transposed() {
     }
 }
 
+/// Checks the text part of Llama 4 with the fields of published files, which list no layers.
+#[test]
+fn llama4_is_the_text_part_of_a_vision_model() {
+    let mut golden = golden().into_iter().find(|golden| golden.name == "Llama4").unwrap();
+    let mut text = golden.config.clone();
+    (text["no_rope_layers"], text["attn_temperature_tuning"]) = (json!([]), json!(4));
+    (text["moe_layers"], text["interleave_moe_layer_step"]) = (json!(null), json!(2));
+    let mut tensors: Tensors = golden
+        .tensors
+        .iter()
+        .map(|(key, tensor)| (format!("language_model.{key}"), tensor.clone()))
+        .collect();
+    tensors.insert("vision_model.layernorm_pre.weight".into(), (vec![8], vec![1.0; 8]));
+    tensors.insert("multi_modal_projector.linear_1.weight".into(), (vec![8, 8], vec![1.0; 64]));
+    golden.config = json!({ "architectures": ["Llama4ForConditionalGeneration"], "text_config": text });
+    let (_folder, model) = golden.open(&tensors, TensorType::F32);
+    golden.check(&model, &setup(), "text part");
+    let mut refused = |field: &str, value: Value| {
+        let usual = std::mem::replace(&mut golden.config["text_config"][field], value);
+        let folder = golden.write(&tensors, TensorType::F32);
+        golden.config["text_config"][field] = usual;
+        Model::open(folder.path()).map(drop).unwrap_err().to_string()
+    };
+    for (field, value, words) in [
+        ("num_experts_per_tok", json!(2), "2 with weights before the experts"),
+        ("moe_layers", json!([1, 4]), "moe_layers"),
+        ("layer_types", json!(["chunked_attention", "full_attention"]), "does not list 4 layers"),
+        (
+            "layer_types",
+            json!(["chunked_attention", "sliding_attention", "a", "b"]),
+            "does not list 4 layers",
+        ),
+        ("attention_chunk_size", json!(0), "0 is not in"),
+        ("floor_scale", json!(0), "0 is not in"),
+        ("no_rope_layers", json!([1]), "1 layers instead of 4"),
+    ] {
+        let error = refused(field, value);
+        assert!(error.contains(words), "{field}: {error}");
+    }
+}
+
 #[test]
 fn older_files_have_one_matrix_for_keys_and_values() {
     for mut golden in golden().into_iter().filter(|golden| golden.name.starts_with("Deepseek")) {
@@ -871,11 +955,12 @@ fn experts_run_on_every_device() {
     }
 }
 
-/// Checks that attention with sinks, and attention to the keys and values of another layer, do not depend on the rows of a
+/// Checks that attention with sinks, to chunks, and to the keys and values of another layer do not depend on the rows of a
 /// micro-batch: in steps of one token, and in prompts whose attention is split although they have many rows.
 #[test]
 fn long_prompts_agree_on_every_device() {
-    for golden in golden().into_iter().filter(|golden| ["GptOss", "Gemma4-E2B"].contains(&&*golden.name)) {
+    let names = ["GptOss", "Llama4", "Gemma4-E2B"];
+    for golden in golden().into_iter().filter(|golden| names.contains(&&*golden.name)) {
         long_prompts_agree(&golden);
     }
 }
@@ -905,12 +990,53 @@ fn layers_that_predict_further_tokens_are_not_read() {
         tensors.insert(format!("model.layers.3.{name}.weight"), (shape, values));
     }
     tensors.insert("mtp.fc.weight".into(), (vec![64], vec![0.5; 64]));
-    let (_folder, model) = golden.open(&tensors, TensorType::F32);
+    let (folder, model) = golden.open(&tensors, TensorType::F32);
     golden.check(&model, &setup(), "with a layer that predicts further tokens");
+    let inspect = |options: &[&str]| {
+        let output = ragtag().arg("inspect").arg(folder.path()).args(options).assert().success();
+        String::from_utf8(output.get_output().stdout.clone()).unwrap()
+    };
+    let text = inspect(&[]);
+    assert!(text.contains("further-token layers") && text.contains("1, not used (4 tensors, "), "{text}");
+    let json: Value = serde_json::from_str(&inspect(&["--json"])).unwrap();
+    let bytes = 4 * (64 * 128 + 64 + 64 * 64 + 64);
+    assert_eq!(json["further_token_layers"], json!({ "layers": 1, "tensors": 4, "bytes": bytes }));
     golden.config["num_nextn_predict_layers"] = json!(0);
     let folder = golden.write(&tensors, TensorType::F32);
     let unknown = Model::open(folder.path()).map(drop).unwrap_err().to_string();
     assert!(unknown.contains("model.layers.3."), "{unknown}");
+}
+
+/// Checks that the context ends where the indexer would choose among positions, in commands and in engines.
+#[test]
+fn indexers_limit_the_context() {
+    let mut golden = golden().into_iter().find(|golden| golden.name == "DeepseekV32").unwrap();
+    golden.config["index_topk"] = json!(16);
+    let (folder, model) = golden.open(&golden.published(), TensorType::F32);
+    golden.check(&model, &Setup { context: 16, ..setup() }, "a context of 16 tokens");
+    let output = |command: &str, options: &[&str], code: i32| {
+        let device = if command == "plan" { &["--device", "cpu", "--no-calibration"][..] } else { &[] };
+        let run = ragtag().arg(command).arg(folder.path()).args(options).args(device).assert().code(code);
+        let output = run.get_output();
+        let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8(text.clone()).unwrap());
+        texts.concat()
+    };
+    let text = output("inspect", &[], 0);
+    assert!(text.contains("16 of 64, because the indexer is not used"), "{text}");
+    assert!(text.contains("layers with an indexer") && text.contains("3, not used (15 tensors, "), "{text}");
+    let json: Value = serde_json::from_str(&output("inspect", &["--json"], 0)).unwrap();
+    assert_eq!(json["indexers"]["layers"], json!(3));
+    assert_eq!(json["hyperparameters"]["indexer"], json!({ "positions": 16, "context": 64 }));
+    let text = output("plan", &[], 0);
+    assert!(text.contains("contexts of this model end at 16 of 64 tokens"), "{text}");
+    let text = output("plan", &["--ctx", "17"], 3);
+    assert!(text.contains("a context of 17 tokens is not supported: beyond 16 tokens"), "{text}");
+    let folder = golden.write(&golden.tensors, TensorType::F32);
+    let config = folder.path().join("config.json");
+    golden.config["layer_types"] = json!(["full_attention"]);
+    std::fs::write(config, golden.config.to_string()).unwrap();
+    let error = Model::open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("layer_types") && error.contains("full_attention"), "{error}");
 }
 
 /// Checks each model with its attention on one device and its experts on another, in both directions.

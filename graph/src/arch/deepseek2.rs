@@ -1,6 +1,9 @@
 //! DeepSeek V2 and V3, and models of their form (Kimi K2, GLM-4.7-Flash): latent attention, and experts beside a network
 //! that all tokens use. The first layers have no experts. GGUF files of all of them name the architecture `deepseek2`.
 //!
+//! In V3.2, an indexer chooses the positions to which a token attends. In contexts of up to as many positions as it chooses, it
+//! chooses all. Ragtag runs these contexts alone, and does not use the indexer.
+//!
 //! The router of V2 is a softmax, and a group of experts counts as much as its best one. V3 and later have a sigmoid with
 //! biases, and a group counts as much as its best two.
 
@@ -8,10 +11,10 @@ use super::architecture::{Architecture, EPSILON, USUAL};
 use super::experts::{self, Experts};
 use super::hyperparameters::Hyperparameters;
 use super::keys::{Keys, Setting};
-use super::latent;
-use super::names::{COMMON, EXPERTS, GATED, NORMS, PREDICTORS, SHARED_EXPERTS};
+use super::latent::{self, Indexer};
+use super::names::{COMMON, EXPERTS, GATED, NORMS, Names, PREDICTORS, SHARED_EXPERTS};
 use super::rope::RopePairing;
-use crate::error::ModelError;
+use crate::error::{ModelError, Quoted};
 use ragtag_kernels::experts::route::{Choice, Groups};
 use serde_json::json;
 
@@ -20,18 +23,24 @@ pub(super) const LATENT: Architecture = Architecture {
     gguf_pairing: RopePairing::Interleaved,
     checkpoint_pairing: RopePairing::Interleaved,
     has_partial_rotation: true,
-    tensors: &[
-        COMMON,
-        NORMS,
-        GATED,
-        EXPERTS,
-        SHARED_EXPERTS,
-        PREDICTORS,
-        latent::NAMES,
-        &[("blk.N.exp_probs_b.bias", "model.layers.N.mlp.gate.e_score_correction_bias")],
-    ],
+    tensors: &[COMMON, NORMS, GATED, EXPERTS, SHARED_EXPERTS, PREDICTORS, latent::NAMES, ROUTER_BIAS],
     ..USUAL
 };
+
+const ROUTER_BIAS: &[Names] =
+    &[("blk.N.exp_probs_b.bias", "model.layers.N.mlp.gate.e_score_correction_bias")];
+
+/// Names of the tensors of an indexer.
+pub(super) const INDEXER: &[Names] = &[
+    ("blk.N.indexer.attn_q_b.weight", "model.layers.N.self_attn.indexer.wq_b.weight"),
+    ("blk.N.indexer.attn_k.weight", "model.layers.N.self_attn.indexer.wk.weight"),
+    ("blk.N.indexer.k_norm.weight", "model.layers.N.self_attn.indexer.k_norm.weight"),
+    ("blk.N.indexer.k_norm.bias", "model.layers.N.self_attn.indexer.k_norm.bias"),
+    ("blk.N.indexer.proj.weight", "model.layers.N.self_attn.indexer.weights_proj.weight"),
+];
+
+/// Positions that an indexer chooses, unless the file says so.
+const CHOSEN: u32 = 2048;
 
 pub(super) static DEEPSEEK2: Architecture = Architecture {
     name: "deepseek2",
@@ -53,21 +62,47 @@ pub(super) static DEEPSEEK2: Architecture = Architecture {
     ..LATENT
 };
 
+/// Defaults of V3 and V3.2.
+const DEFAULTS: &[(&str, Setting)] = &[
+    EPSILON,
+    ("n_routed_experts", Setting::Count(256)),
+    ("n_shared_experts", Setting::Count(1)),
+    ("num_experts_per_tok", Setting::Count(8)),
+    ("moe_intermediate_size", Setting::Count(2048)),
+    ("first_k_dense_replace", Setting::Count(3)),
+    ("routed_scaling_factor", Setting::Number(2.5)),
+    ("n_group", Setting::Count(8)),
+    ("topk_group", Setting::Count(4)),
+];
+
 pub(super) static DEEPSEEK3: Architecture = Architecture {
     name: "deepseek3",
     classes: &["DeepseekV3ForCausalLM"],
-    defaults: &[
-        EPSILON,
-        ("n_routed_experts", Setting::Count(256)),
-        ("n_shared_experts", Setting::Count(1)),
-        ("num_experts_per_tok", Setting::Count(8)),
-        ("moe_intermediate_size", Setting::Count(2048)),
-        ("first_k_dense_replace", Setting::Count(3)),
-        ("routed_scaling_factor", Setting::Number(2.5)),
-        ("n_group", Setting::Count(8)),
-        ("topk_group", Setting::Count(4)),
-    ],
+    defaults: DEFAULTS,
     read: |keys, h| read_sigmoid(keys, h),
+    ..LATENT
+};
+
+pub(super) static DEEPSEEK32: Architecture = Architecture {
+    name: "deepseek32",
+    classes: &["DeepseekV32ForCausalLM"],
+    defaults: DEFAULTS,
+    read: |keys, h| {
+        read_sigmoid(keys, h)?;
+        experts::sparse_layers(keys, h)?;
+        indexer(keys, h)
+    },
+    tensors: &[
+        COMMON,
+        NORMS,
+        GATED,
+        EXPERTS,
+        SHARED_EXPERTS,
+        PREDICTORS,
+        latent::NAMES,
+        ROUTER_BIAS,
+        INDEXER,
+    ],
     ..LATENT
 };
 
@@ -102,6 +137,24 @@ fn read_sigmoid(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelErr
         config.refuse("topk_method", &[json!("noaux_tc")])?;
     }
     read(keys, h, sigmoid())
+}
+
+/// Limits the context to the positions that the indexer chooses.
+fn indexer(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    const KINDS: &str = "layer_types";
+    let positions = keys.count("attention.indexer.top_k", "index_topk")?.unwrap_or(CHOSEN);
+    for size in ["head_count", "key_length"] {
+        keys.count(&format!("attention.indexer.{size}"), "")?;
+    }
+    keys.mark(KINDS);
+    let kinds = keys.config().map(|config| config.texts(KINDS)).transpose()?.flatten();
+    if let Some(other) = kinds.iter().flatten().find(|kind| **kind != "indexed_attention") {
+        let what = format!("{} of type {:?}", keys.label("", KINDS), Quoted(other).to_string());
+        return Err(ModelError::Unsupported { what });
+    }
+    h.extras.indexer = Some(Indexer { positions, context: h.context });
+    h.context = h.context.min(positions);
+    Ok(())
 }
 
 pub(super) fn sigmoid() -> Choice {

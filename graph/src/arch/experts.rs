@@ -33,6 +33,9 @@ pub struct Experts {
     /// Rule by which the router chooses.
     #[serde(skip)]
     pub choice: Choice,
+    /// Rule of a weight by which the input of a token's only expert is multiplied, if there is one.
+    #[serde(skip)]
+    pub input_choice: Option<Choice>,
     /// Gated function of the experts, if it is not the usual one. It adds biases.
     #[serde(skip)]
     pub rule: Option<Rule>,
@@ -97,6 +100,7 @@ pub(super) fn read(keys: &Keys<'_>, h: &Hyperparameters, usual: Choice) -> Resul
         lacks_gates: false,
         shared_gate: false,
         choice,
+        input_choice: None,
         rule: None,
         has_biases: false,
     })

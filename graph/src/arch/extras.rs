@@ -1,7 +1,7 @@
 //! Hyperparameters that only some architectures have.
 
 use super::experts::Experts;
-use super::latent::Latent;
+use super::latent::{Growth, Indexer, Latent};
 use super::recurrent::Recurrent;
 use super::rope::{Rope, RopeFactors};
 use serde::Serialize;
@@ -59,6 +59,12 @@ pub struct Extras {
     /// Number of positions to which windowed layers attend, including the token's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
+    /// Whether the window is the size of chunks instead. A token attends to its own chunk only.
+    #[serde(skip_serializing_if = "is_false")]
+    pub is_chunked: bool,
+    /// Growth of queries in layers without rotary position embedding, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub growth: Option<Growth>,
     /// Layers that attend to the window only.
     #[serde(skip_serializing_if = "LayerSet::is_none")]
     pub windowed_layers: LayerSet,
@@ -113,6 +119,9 @@ pub struct Extras {
     /// Multi-head latent attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<Latent>,
+    /// Choice of the positions to which a token attends, if there is one. It limits the context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub indexer: Option<Indexer>,
     /// Kind of the recurrent layers, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recurrent: Option<Recurrent>,
@@ -176,6 +185,11 @@ fn is_one(value: &f32) -> bool {
     *value == 1.0
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 fn is_all(layers: &LayerSet) -> bool {
     *layers == LayerSet::All
 }
@@ -198,6 +212,8 @@ impl Default for Extras {
     fn default() -> Self {
         Self {
             window: None,
+            is_chunked: false,
+            growth: None,
             windowed_layers: LayerSet::None,
             windowed_rope: None,
             unrotated_layers: LayerSet::None,
@@ -216,6 +232,7 @@ impl Default for Extras {
             experts: None,
             expert_layers: LayerSet::All,
             latent: None,
+            indexer: None,
             recurrent: None,
             recurrent_layers: LayerSet::None,
             feed_forward_layers: LayerSet::None,

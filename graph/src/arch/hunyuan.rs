@@ -3,7 +3,7 @@
 use super::architecture::{ATTENTION_BIAS, Architecture, USUAL};
 use super::keys::Setting;
 use super::names::{COMMON, GATED, NORMS};
-use super::transformer::{Attention, Layer, QkNorm};
+use super::transformer::{Attention, Layer, NormWeights, QkNorm};
 
 pub(super) static HUNYUAN_DENSE: Architecture = Architecture {
     name: "hunyuan-dense",
@@ -28,7 +28,10 @@ pub(super) static HUNYUAN_DENSE: Architecture = Architecture {
     layer: |h, index| {
         let plain = Layer::plain(h, index);
         let qk_norm = Some(QkNorm::Heads);
-        Layer { attention: Attention { qk_norm, norms_follow_rope: true, ..plain.attention }, ..plain }
+        Layer {
+            attention: Attention { qk_norm, norm_weights: NormWeights::After, ..plain.attention },
+            ..plain
+        }
     },
     tensors: &[
         COMMON,

@@ -172,6 +172,21 @@ impl<'a> Keys<'a> {
         per_layer(metadata, &format!("{architecture}.{gguf}"))
     }
 
+    /// Returns the layers whose indices a field of `config.json` lists.
+    pub(super) fn layers_at(&self, field: &str, layers: u32) -> Result<Option<LayerSet>, ModelError> {
+        let Some(found) = self.config().and_then(|config| Some((config, config.find(field)?))) else {
+            return Ok(None);
+        };
+        let (config, value) = found;
+        let wrong = || config.wrong_type(field, "a list of layers", value);
+        let mut is_listed = vec![false; layers as usize];
+        for index in value.as_array().ok_or_else(wrong)? {
+            let layer = index.as_u64().and_then(|index| is_listed.get_mut(usize::try_from(index).ok()?));
+            *layer.ok_or_else(wrong)? = true;
+        }
+        Ok(Some(LayerSet::Listed(is_listed)))
+    }
+
     /// Returns the numbers of all layers in a list of a GGUF file whose key names no architecture. A single number is that of
     /// all layers.
     pub(super) fn numbers_of_layers(&self, key: &str, layers: u32) -> Result<Vec<f32>, ModelError> {

@@ -31,7 +31,16 @@ pub struct Latent {
     pub growth: Option<Growth>,
 }
 
-/// Factor of queries at position p: 1 + β · ln(1 + ⌊p / period⌋).
+/// Choice of the positions to which a token attends. Ragtag does not use it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Indexer {
+    /// Number of positions that the indexer chooses. In shorter contexts, it chooses all.
+    pub positions: u32,
+    /// Maximum sequence length that the model was trained for, in tokens.
+    pub context: u32,
+}
+
+/// Factor of queries at position p: 1 + β · ln(1 + ⌊p / period⌋). In models without a latent, p + 1 stands for p.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Growth {
     /// The factor β.

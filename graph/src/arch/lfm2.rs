@@ -104,22 +104,9 @@ fn read(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
     h.extras.output_norm = OUTPUT_NORM;
     h.extras.recurrent =
         Some(Recurrent::ShortConv { taps: recurrent::taps(keys, "shortconv.l_cache", "conv_L_cache", 3)? });
-    recurrent::layers(keys, h, attention_layers(keys, h)?)
-}
-
-/// Returns the layers that are not in the list of older files. Without a list, all layers have attention.
-fn attention_layers(keys: &Keys<'_>, h: &Hyperparameters) -> Result<LayerSet, ModelError> {
-    const FIELD: &str = "full_attn_idxs";
-    let Some(found) = keys.config().and_then(|config| Some((config, config.find(FIELD)?))) else {
-        return Ok(LayerSet::None);
-    };
-    let (config, value) = found;
-    let mut layers = vec![true; h.layers as usize];
-    for index in value.as_array().ok_or_else(|| config.wrong_type(FIELD, "a list of layers", value))? {
-        let layer = index.as_u64().and_then(|index| layers.get_mut(usize::try_from(index).ok()?));
-        *layer.ok_or_else(|| config.wrong_type(FIELD, "a list of layers", value))? = false;
-    }
-    Ok(LayerSet::Listed(layers))
+    // Older files list the layers with attention. Without a list, all layers have attention.
+    let attending = keys.layers_at("full_attn_idxs", h.layers)?.unwrap_or(LayerSet::All);
+    recurrent::layers(keys, h, attending.others())
 }
 
 /// Computes the size of the feed-forward network from the fields of `config.json`.

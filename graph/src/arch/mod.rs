@@ -25,6 +25,7 @@ mod kimi_linear;
 mod latent;
 mod lfm2;
 mod llama;
+mod llama4;
 mod metadata;
 mod minimax_m2;
 mod mistral;
@@ -53,7 +54,7 @@ pub(crate) use architecture::ExpertOrder;
 pub use experts::Experts;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
-pub use latent::{Growth, Latent};
+pub use latent::{Growth, Indexer, Latent};
 pub use recurrent::Recurrent;
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
@@ -61,13 +62,14 @@ pub use rope_scaling::{RopeScaling, RopeScalingError};
 pub(crate) use hyperparameters::positive;
 pub(crate) use keys::Keys;
 pub(crate) use names::{
-    HEAD, LAYER_PROJECTION, LAYER_TABLE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_unneeded, layer_of,
+    HEAD, LAYER_PROJECTION, LAYER_TABLE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived, is_predictor,
+    layer_of,
 };
 
 use crate::error::{ModelError, Quoted};
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 43] = [
+pub static ARCHITECTURES: [&Architecture; 45] = [
     &llama::LLAMA,
     &bitnet::BITNET,
     &bitnet::BITNET_B158,
@@ -89,6 +91,7 @@ pub static ARCHITECTURES: [&Architecture; 43] = [
     &exaone4::EXAONE4,
     &hunyuan::HUNYUAN_DENSE,
     &apertus::APERTUS,
+    &llama4::LLAMA4,
     &mixtral::MIXTRAL,
     &qwen2_moe::QWEN2_MOE,
     &qwen3_moe::QWEN3_MOE,
@@ -99,6 +102,7 @@ pub static ARCHITECTURES: [&Architecture; 43] = [
     &ernie4_5_moe::ERNIE4_5_MOE,
     &deepseek2::DEEPSEEK2,
     &deepseek2::DEEPSEEK3,
+    &deepseek2::DEEPSEEK32,
     &deepseek2::GLM4_MOE_LITE,
     &mistral4::MISTRAL4,
     &gpt_oss::GPT_OSS,

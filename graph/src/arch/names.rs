@@ -107,8 +107,9 @@ const OTHER_PREDICTORS: [&str; 2] = ["mtp.", "model.mtp_"];
 const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
 /// Prefixes of tensors that are not in the text part of a multimodal model.
-const OTHER_PARTS: [&str; 7] = [
+const OTHER_PARTS: [&str; 8] = [
     "vision_tower.",
+    "vision_model.",
     "multi_modal_projector.",
     "visual.",
     "vision_embedder.",
@@ -131,11 +132,14 @@ pub(super) fn in_text_part(name: &str) -> Option<Cow<'_, str>> {
     Some(if inner == name { rest.into() } else { format!("model.{rest}").into() })
 }
 
-/// Returns whether a model computes its logits without the tensor that checkpoints call `name`: the hyperparameters
-/// determine it, or it predicts further tokens.
-pub(crate) fn is_unneeded(name: &str) -> bool {
+/// Returns whether the hyperparameters determine the tensor that checkpoints call `name`.
+pub(crate) fn is_derived(name: &str) -> bool {
     DERIVED.iter().any(|derived| renamed(name, derived, derived).is_some())
-        || OTHER_PREDICTORS.iter().any(|start| name.starts_with(start))
+}
+
+/// Returns whether the tensor that checkpoints call `name` predicts further tokens, and is apart from the layers.
+pub(crate) fn is_predictor(name: &str) -> bool {
+    OTHER_PREDICTORS.iter().any(|start| name.starts_with(start))
 }
 
 /// Returns the number of the layer of the tensor `name` of a graph, if it is in a layer.
@@ -209,6 +213,7 @@ mod tests {
             ("language_model.lm_head.weight", Some("lm_head.weight")),
             ("model.language_model.norm.weight", Some("model.norm.weight")),
             ("vision_tower.norm.weight", None),
+            ("vision_model.norm.weight", None),
             ("visual.norm.weight", None),
             ("model.embed_audio.norm.weight", None),
             ("model.visual.norm.weight", None),
@@ -216,9 +221,12 @@ mod tests {
         ] {
             assert_eq!(in_text_part(name).as_deref(), text, "{name}");
         }
-        assert!(is_unneeded("model.layers.0.self_attn.rotary_emb.inv_freq"));
-        assert!(is_unneeded("model.rotary_emb.inv_freq"));
-        assert!(is_unneeded("mtp.layers.0.fc.weight") && is_unneeded("model.mtp_block.0.mlp.up_proj.weight"));
-        assert!(!is_unneeded("model.layers.x.self_attn.rotary_emb.inv_freq"));
+        assert!(is_derived("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(is_derived("model.rotary_emb.inv_freq"));
+        assert!(!is_derived("model.layers.x.self_attn.rotary_emb.inv_freq"));
+        assert!(
+            is_predictor("mtp.layers.0.fc.weight") && is_predictor("model.mtp_block.0.mlp.up_proj.weight")
+        );
+        assert!(!is_predictor("model.layers.0.mlp.up_proj.weight"));
     }
 }

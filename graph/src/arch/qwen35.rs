@@ -25,18 +25,27 @@ const SHARED: &[Names] = &[
     ("blk.N.ffn_down_shexp.weight", "model.layers.N.mlp.shared_expert.down_proj.weight"),
 ];
 
-const DEFAULTS: [(&str, Setting); 4] = [
-    EPSILON,
-    ("num_attention_heads", Setting::Count(16)),
-    ("head_dim", Setting::Count(256)),
-    ("partial_rotary_factor", Setting::Number(0.25)),
-];
+/// Returns the defaults of a class. A model without experts does not read their numbers.
+const fn defaults(kv: u32, experts: u32, used: u32, hidden: u32) -> [(&'static str, Setting); 10] {
+    [
+        EPSILON,
+        ("num_attention_heads", Setting::Count(16)),
+        kv_heads(kv),
+        ("head_dim", Setting::Count(256)),
+        ("partial_rotary_factor", Setting::Number(0.25)),
+        ("num_experts", Setting::Count(experts)),
+        ("num_experts_per_tok", Setting::Count(used)),
+        ("moe_intermediate_size", Setting::Count(512)),
+        ("shared_expert_intermediate_size", Setting::Count(512)),
+        ("intermediate_size", Setting::Count(hidden)),
+    ]
+}
 
 pub(super) static QWEN35: Architecture = Architecture {
     name: "qwen35",
     classes: &["Qwen3_5ForCausalLM"],
     multimodal_classes: &["Qwen3_5ForConditionalGeneration"],
-    defaults: &[DEFAULTS[0], DEFAULTS[1], DEFAULTS[2], DEFAULTS[3], kv_heads(4)],
+    defaults: &defaults(4, 1, 1, 12_288),
     biases: ATTENTION_BIAS,
     has_partial_rotation: true,
     read,
@@ -50,19 +59,8 @@ pub(super) static QWEN35_MOE: Architecture = Architecture {
     classes: &["Qwen3_5MoeForCausalLM"],
     multimodal_classes: &["Qwen3_5MoeForConditionalGeneration"],
     expert_order: ExpertOrder::Rows,
-    defaults: &[
-        DEFAULTS[0],
-        DEFAULTS[1],
-        DEFAULTS[2],
-        DEFAULTS[3],
-        kv_heads(2),
-        ("num_experts", Setting::Count(256)),
-        ("num_experts_per_tok", Setting::Count(8)),
-        ("moe_intermediate_size", Setting::Count(512)),
-        ("shared_expert_intermediate_size", Setting::Count(512)),
-        // Only the experts have a size.
-        ("intermediate_size", Setting::Count(512)),
-    ],
+    // Only the experts have a size.
+    defaults: &defaults(2, 256, 8, 512),
     biases: ATTENTION_BIAS,
     has_partial_rotation: true,
     read: |keys, h| {
@@ -83,18 +81,7 @@ pub(super) static QWEN3_NEXT: Architecture = Architecture {
     name: "qwen3next",
     classes: &["Qwen3NextForCausalLM"],
     multimodal_classes: &[],
-    defaults: &[
-        DEFAULTS[0],
-        DEFAULTS[1],
-        DEFAULTS[2],
-        DEFAULTS[3],
-        kv_heads(2),
-        ("num_experts", Setting::Count(512)),
-        ("num_experts_per_tok", Setting::Count(10)),
-        ("moe_intermediate_size", Setting::Count(512)),
-        ("shared_expert_intermediate_size", Setting::Count(512)),
-        ("intermediate_size", Setting::Count(5632)),
-    ],
+    defaults: &defaults(2, 512, 10, 5632),
     read: |keys, h| {
         experts::check_all_layers(keys)?;
         (QWEN35_MOE.read)(keys, h)?;

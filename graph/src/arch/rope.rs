@@ -115,8 +115,8 @@ pub struct Llama3Scaling {
     pub factor: f32,
     /// A frequency counts as low if it completes fewer turns than this within the original context.
     pub low_frequency_factor: f32,
-    /// A frequency counts as high if it completes more turns than this within the original context. Must be
-    /// greater than `low_frequency_factor`.
+    /// A frequency counts as high if it completes more turns than this within the original context. Must not be
+    /// less than `low_frequency_factor`. If both are equal, no frequency is between them.
     pub high_frequency_factor: f32,
     /// Maximum sequence length before scaling, in tokens.
     pub original_context: u32,
@@ -127,7 +127,7 @@ impl Llama3Scaling {
     fn apply(&self, frequency: f64) -> f64 {
         let turns = f64::from(self.original_context) * frequency / TAU;
         let (low, high) = (f64::from(self.low_frequency_factor), f64::from(self.high_frequency_factor));
-        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        let kept = if turns >= high { 1.0 } else { ((turns - low) / (high - low)).clamp(0.0, 1.0) };
         frequency * (kept + (1.0 - kept) / f64::from(self.factor))
     }
 }

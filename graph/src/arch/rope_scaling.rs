@@ -74,7 +74,8 @@ impl RopeScaling {
                 rope.yarn = Some(Yarn::usual(factor, original));
             }
         }
-        h.context = ((f64::from(original) * f64::from(factor)) as u32).min(LONGEST_CONTEXT);
+        let longest = h.extras.indexer.map_or(LONGEST_CONTEXT, |indexer| indexer.positions);
+        h.context = ((f64::from(original) * f64::from(factor)) as u32).min(longest);
     }
 }
 

@@ -2,6 +2,8 @@
 
 use super::architecture::{Architecture, BIASES, EPSILON, TIED, USUAL, kv_heads, rope_base};
 use super::extras::LayerSet;
+use super::hyperparameters::Hyperparameters;
+use super::keys::Keys;
 use super::rope::RopePairing;
 use crate::error::ModelError;
 
@@ -15,18 +17,7 @@ pub(super) static SMOLLM3: Architecture = Architecture {
     biases: BIASES,
     gguf_pairing: RopePairing::Interleaved,
     read: |keys, h| {
-        let period = keys.count("", "no_rope_layer_interval")?.unwrap_or(PERIOD);
-        h.extras.unrotated_layers = LayerSet::Every(period);
-        // The list has 1 for layers with RoPE and 0 for the others.
-        if let Some(list) = keys.config().map(|c| c.floats("no_rope_layers")).transpose()?.flatten() {
-            if list.len() != h.layers as usize {
-                let why = format!("{} layers instead of {}", list.len(), h.layers);
-                return Err(ModelError::Hyperparameter { key: keys.label("", "no_rope_layers"), why });
-            }
-            h.extras.unrotated_layers =
-                LayerSet::Listed(list.iter().map(|rotates| *rotates == 0.0).collect());
-        }
-        keys.mark("no_rope_layers");
+        unrotated_layers(keys, h)?;
         super::qwen2::window(keys, h)?;
         if keys.config().is_some_and(|config| config.find("layer_types").is_none()) {
             let windowed = h.extras.window.map(|_| h.extras.unrotated_layers.clone());
@@ -36,3 +27,19 @@ pub(super) static SMOLLM3: Architecture = Architecture {
     },
     ..USUAL
 };
+
+/// Reads which layers have no RoPE.
+pub(super) fn unrotated_layers(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    let period = keys.count("", "no_rope_layer_interval")?.unwrap_or(PERIOD);
+    h.extras.unrotated_layers = LayerSet::Every(period);
+    keys.mark("no_rope_layers");
+    // The list has 1 for layers with RoPE and 0 for the others. An empty list stands for none.
+    let list = keys.config().map(|c| c.floats("no_rope_layers")).transpose()?.flatten();
+    let Some(list) = list.filter(|list| !list.is_empty()) else { return Ok(()) };
+    if list.len() != h.layers as usize {
+        let why = format!("{} layers instead of {}", list.len(), h.layers);
+        return Err(ModelError::Hyperparameter { key: keys.label("", "no_rope_layers"), why });
+    }
+    h.extras.unrotated_layers = LayerSet::Listed(list.iter().map(|rotates| *rotates == 0.0).collect());
+    Ok(())
+}

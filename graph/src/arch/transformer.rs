@@ -4,9 +4,10 @@
 //! another. The graph divides the stream by one of them instead, its *unit*. This leaves the results of
 //! norms unchanged if ε is divided by the square of the unit.
 
+use super::deepseek2::INDEXER;
 use super::experts::Experts;
 use super::hyperparameters::Hyperparameters;
-use super::latent::Latent;
+use super::latent::{Growth, Latent};
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use super::recurrent::Recurrent;
 use super::rope::{Rope, RopeFactors};
@@ -50,6 +51,17 @@ pub(super) enum Norms {
     Both,
 }
 
+/// Place of the weights of a norm of queries and keys.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum NormWeights {
+    /// Before RoPE.
+    Before,
+    /// After RoPE. The norm is then that of heads.
+    After,
+    /// The norm has no weights, and may follow RoPE.
+    None,
+}
+
 /// Kind of a model's norms.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum NormKind {
@@ -74,8 +86,10 @@ pub(super) struct Attention {
     pub(super) output_bias: bool,
     /// Norm of queries and keys before RoPE.
     pub(super) qk_norm: Option<QkNorm>,
-    /// Whether this norm follows RoPE. It is then that of heads.
-    pub(super) norms_follow_rope: bool,
+    /// Place of the weights of this norm.
+    pub(super) norm_weights: NormWeights,
+    /// Growth of the queries with their position, if there is any.
+    pub(super) growth: Option<Growth>,
     /// Whether keys before their norm are also values, if there is no projection to values.
     pub(super) keys_are_values: bool,
     /// Whether a norm precedes the output projection.
@@ -123,6 +137,7 @@ impl Layer {
         let scores = Scores {
             scale: h.extras.score_scale.unwrap_or(1.0 / (heads.dimensions as f32).sqrt()),
             window: h.extras.window.filter(|_| is_windowed),
+            is_chunked: h.extras.is_chunked,
             cap: h.extras.score_cap,
         };
         Self {
@@ -134,7 +149,8 @@ impl Layer {
                 qkv_bias: h.extras.qkv_bias,
                 output_bias: h.extras.output_bias,
                 qk_norm: None,
-                norms_follow_rope: false,
+                norm_weights: NormWeights::Before,
+                growth: None,
                 keys_are_values: false,
                 sub_norm: false,
                 has_sinks: false,
@@ -324,11 +340,17 @@ impl Halves<'_, '_, '_> {
         };
         // RoPE does not change the length of a head. The score of a query and a key does not change if the query has the
         // weights of both.
-        let (norms, weights) =
-            if layer.attention.norms_follow_rope { (None, Some(norms)) } else { (Some(norms), None) };
+        let (norms, weights) = match layer.attention.norm_weights {
+            NormWeights::Before => (Some(norms), None),
+            NormWeights::After => (None, Some(norms)),
+            NormWeights::None => (None, None),
+        };
         if let Some(form) = qk_norm {
             let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
             qkv = self.b.head_norm(qkv, heads, norms, epsilon, offset, form)?;
+        }
+        if let Some(growth) = layer.attention.growth {
+            qkv = self.b.grow_queries(qkv, heads, growth);
         }
         let projected = qkv;
         if layer.attention.has_gates {
@@ -364,6 +386,11 @@ impl Halves<'_, '_, '_> {
     ) -> Result<NodeIndex, ModelError> {
         let Attention { heads, rope, scores, .. } = layer.attention;
         let name = |part: &str| format!("blk.{index}.{part}.weight");
+        if self.h.extras.indexer.is_some() {
+            // In supported contexts, the indexer chooses all positions.
+            let names = INDEXER.iter().map(|(name, _)| name.replacen('N', &index.to_string(), 1));
+            names.for_each(|name| self.b.ignore(&name));
+        }
         let width = heads.queries * (latent.plain + latent.rotating);
         let q = match latent.query_rank {
             None => self.b.matmul(normed, &name("attn_q"), width)?,
@@ -599,11 +626,15 @@ impl Halves<'_, '_, '_> {
         let numbers = format!("blk.{index}.{numbers}");
         choice.is_scaled &= !self.b.lacks(&numbers);
         let route = self.b.route(logits, choice, &numbers)?;
-        let read = match experts.latent {
-            Some(size) => self.b.matmul(normed, &name("ffn_latent_down"), size)?,
-            None => normed,
-        };
         let (count, hidden) = (experts.count, experts.feed_forward);
+        let read = match (experts.latent, experts.input_choice) {
+            (Some(size), _) => self.b.matmul(normed, &name("ffn_latent_down"), size)?,
+            (None, Some(choice)) => {
+                let weights = self.b.route(logits, choice, &numbers)?;
+                self.b.scale_by_expert(normed, weights, count)
+            }
+            (None, None) => normed,
+        };
         let inner = if experts.lacks_gates {
             let up = self.b.expert_up(read, route, index, count, hidden)?;
             self.b.unary(up, of_values(function))

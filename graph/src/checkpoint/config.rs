@@ -319,9 +319,9 @@ fn llama3(config: &Fields, scaling: &Fields) -> Result<Llama3Scaling, ModelError
         high_frequency_factor: scaling.float("high_freq_factor")?,
         original_context: contexts(config, scaling)?.0,
     };
-    if found.low_frequency_factor >= found.high_frequency_factor {
+    if found.low_frequency_factor > found.high_frequency_factor {
         let why = format!(
-            "{} is not above low_freq_factor, {}",
+            "{} is below low_freq_factor, {}",
             found.high_frequency_factor, found.low_frequency_factor
         );
         return Err(ModelError::Hyperparameter { key: scaling.in_file("high_freq_factor"), why });

@@ -27,7 +27,7 @@ pub(crate) use files::{
     SENTENCEPIECE, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
 };
 
-use crate::arch::{Architecture, ExpertOrder, HEAD, Hyperparameters, is_unneeded};
+use crate::arch::{Architecture, ExpertOrder, HEAD, Hyperparameters, is_derived, is_predictor};
 use crate::error::{ModelError, Quoted};
 use crate::safetensors::{self, Stored};
 use crate::source::{Directory, Source};
@@ -36,19 +36,22 @@ use quantization::Tensors;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+/// Names and sizes of tensors that predict further tokens, and that are apart from the layers.
+type Predictors = Vec<(String, u64)>;
+
 /// Reads the architecture, hyperparameters and weights from a model directory.
 pub(crate) fn open(
     directory: &Directory,
-) -> Result<(&'static Architecture, Hyperparameters, Weights), ModelError> {
+) -> Result<(&'static Architecture, Hyperparameters, Weights, Predictors), ModelError> {
     let (architecture, hyperparameters, tied) = config::read(directory)?;
     let names = shard_names(directory)?;
     let mut sources = names.iter().map(|name| directory.required(name).cloned()).collect::<Result<_, _>>()?;
-    let tensors = tensors(architecture, directory, &names, &mut sources)?;
+    let (tensors, predictors) = tensors(architecture, directory, &names, &mut sources)?;
     let weights = Weights::new(sources, tensors)?;
     // If the head has no tensor of its own, `config.json` must tie it to the embedding. A tensor of its own
     // counts even if it does, as in `transformers`.
     if tied || weights.tensor(HEAD).is_some() {
-        return Ok((architecture, hyperparameters, weights));
+        return Ok((architecture, hyperparameters, weights, predictors));
     }
     Err(ModelError::MissingTensor { name: architecture.name_in_checkpoint(HEAD) })
 }
@@ -60,7 +63,7 @@ fn tensors(
     directory: &Directory,
     names: &[String],
     sources: &mut Vec<Arc<dyn Source>>,
-) -> Result<Vec<TensorInfo>, ModelError> {
+) -> Result<(Vec<TensorInfo>, Predictors), ModelError> {
     let mut found = Vec::new();
     for (shard, source) in sources.iter().enumerate() {
         found.extend(safetensors::parse(source.as_ref(), shard)?);
@@ -69,18 +72,19 @@ fn tensors(
     let (shards, quantization) = (sources.clone(), config::quantization(directory)?);
     let order = expert_order(architecture, &found);
     let mut quantized = Tensors::new(quantization.as_ref(), order, &shards, &found);
-    let (mut tensors, mut others) = (Vec::new(), Vec::new());
+    let (mut tensors, mut predictors, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for tensor in &found {
         let Some(name) = architecture.name_in_text_part(&tensor.name) else { continue };
         match architecture.name_in_graph(quantized.stem(&name)) {
             Some(name) => tensors.push(quantized.add(tensor, name, sources)?),
-            None if is_unneeded(&name) => {}
+            None if is_derived(&name) => {}
+            None if is_predictor(&name) => predictors.push((name.into_owned(), tensor.bytes)),
             None => others.push(tensor),
         }
     }
     match others.into_iter().find(|tensor| !quantized.is_used(&tensor.name)) {
         Some(tensor) => Err(ModelError::UnknownTensor { name: Quoted(&tensor.name).to_string() }),
-        None => Ok(tensors),
+        None => Ok((tensors, predictors)),
     }
 }
 

@@ -257,7 +257,7 @@ fn rotary_scaling_of_llama_3() {
         fails("rope_type", "spiral".into()),
         "not supported: rotary scaling of type \"spiral\" (config.json)"
     );
-    assert!(fails("high_freq_factor", 1.0.into()).contains("is not above low_freq_factor"));
+    assert!(fails("high_freq_factor", 0.5.into()).contains("is below low_freq_factor"));
     assert!(
         fails("factor", 0.into())
             .contains("rope_scaling.factor in config.json: 0 is not finite and positive")

@@ -69,6 +69,7 @@ pub fn compile(
         return Err(ModelError::NoData { name: tensor.name.clone() }.into());
     }
     model.check_kv(lowering.kv)?;
+    model.check_context(lowering.context)?;
     let wire_type = lowering.wire_type.of_rows(model.hyperparameters().width.into());
     let lowering = &Lowering { wire_type, ..*lowering };
     let plain = model.graph(Activations::F32);

@@ -4,7 +4,7 @@ use super::kv::{CacheUse, Heads};
 use super::lower::{Call, Cost, Lower, Output, Shape, Site, Work};
 use super::rope_append::RopeAppend;
 use super::weight::{Affine, Weight};
-use ragtag_kernels::attention::NO_WINDOW;
+use ragtag_kernels::attention::{CHUNKS, NO_WINDOW};
 use ragtag_kernels::params::DECODE_ROWS;
 use ragtag_kernels::{Activations, Kernel};
 
@@ -15,6 +15,8 @@ pub struct Scores {
     pub scale: f32,
     /// Number of positions to which a token attends, including its own. `None` stands for all positions.
     pub window: Option<u32>,
+    /// Whether the window is the size of chunks instead, and a token attends to its own chunk only.
+    pub is_chunked: bool,
     /// Cap of the multiplied scores: a score s becomes cap · tanh(s / cap).
     pub cap: Option<f32>,
 }
@@ -86,7 +88,8 @@ impl Attention {
         let (x, cache) = (site.x(), site.cache());
         let mut constants = site.cache_constants(&self.heads);
         constants.extend([self.scores.scale.to_bits(), x.width]);
-        constants.push(self.scores.window.unwrap_or(NO_WINDOW));
+        let chunks = if self.scores.is_chunked { CHUNKS } else { 0 };
+        constants.push(self.scores.window.map_or(NO_WINDOW, |window| window | chunks));
         // A cap of 0 stands for none.
         constants.push(self.scores.cap.unwrap_or(0.0).to_bits());
         let queries = x.columns(0, self.heads.query_width());

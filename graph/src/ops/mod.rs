@@ -85,6 +85,7 @@ operators! {
     "matmul" matmul::MatMul;
     "bias" matmul::Bias;
     "head-norm" norm::HeadNorm;
+    "query-growth" norm::QueryGrowth;
     "rope-append" rope_append::RopeAppend;
     "attention" attention::Attention;
     "attention-partial" attention::AttentionPartial;

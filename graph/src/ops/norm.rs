@@ -4,6 +4,7 @@ use super::elementwise::f32_number;
 use super::kv::Heads;
 use super::lower::{Call, Cost, Lower, Output, Site, Work};
 use super::weight::{Affine, Weight, pair_pitch};
+use crate::arch::Growth;
 use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::{Activations, Kernel};
 
@@ -113,7 +114,35 @@ impl Lower for HeadNorm {
     fn calls(&self, site: &Site) -> Vec<Call> {
         let (Heads { queries, kv, dimensions }, form) = (self.heads, self.form as u32);
         let arguments = vec![site.params, site.output.argument, site.weight(0)];
-        let constants = vec![site.rows, site.count, queries, kv, dimensions, self.epsilon.to_bits(), form];
+        let constants = vec![site.rows, site.count, queries, kv, dimensions, self.epsilon.to_bits(), form, 0];
+        vec![Call { kernel: Kernel::HeadNorm, arguments, constants }]
+    }
+}
+
+/// Growth of the queries with their position. Overwrites the input, which holds queries, keys and values side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Heads of the input.
+    pub heads: Heads,
+    /// Growth, in which the number of positions up to the row's own stands for its position.
+    pub growth: Growth,
+}
+
+impl Lower for QueryGrowth {
+    fn overwrites(&self) -> Option<u8> {
+        Some(0)
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        Cost { flops: work.rows * u64::from(self.heads.query_width()), ..Cost::default() }
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let (Heads { queries, kv, dimensions }, Growth { beta, period }) = (self.heads, self.growth);
+        // The kernel reads no weights.
+        let arguments = vec![site.params, site.output.argument, site.params];
+        let sizes = [site.rows, site.count, queries, kv, dimensions];
+        let constants = [&sizes[..], &[beta.to_bits(), Form::Growth as u32, period]].concat();
         vec![Call { kernel: Kernel::HeadNorm, arguments, constants }]
     }
 }

@@ -21,7 +21,7 @@
 //! is invalid, the kernel appends nothing. Quantized caches have no such kernel.
 
 use super::partial::{expected, partials_bytes};
-use super::{LONG, random_scene, scene};
+use super::{LONG, is_window, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, abi_for, array};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
@@ -46,7 +46,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let mut append = [0; 5];
     rope_append::extents(kv_type, &[&constants[..8], &rope, &[1]].concat(), &mut append);
     let [params, qkv, frequencies, keys, values] = append;
-    let qkv = if rows <= 1 && takes(head_dim) && window > 0 { qkv } else { IMPOSSIBLE };
+    let qkv = if rows <= 1 && takes(head_dim) && is_window(window) { qkv } else { IMPOSSIBLE };
     out.copy_from_slice(&[
         params,
         qkv,
@@ -100,6 +100,8 @@ impl Spec for AppendAttention {
             (200, [8, 1, 64], (64, HALVES, 1.0), 3, (7, 0.0)),
             (101, [4, 2, 128], (96, HALVES, 1.2), 2, (40, 3.0)),
             (66, [2, 1, 20], (6, INTERLEAVED, 0.8), 2, (super::NO_WINDOW, 1.5)),
+            (101, [4, 2, 128], (128, INTERLEAVED, 1.0), 2, (super::CHUNKS | 40, 0.0)),
+            (96, [8, 1, 64], (64, HALVES, 1.0), 3, (super::CHUNKS | 32, 0.0)),
         ] {
             out.push(case(random, self.0, Some(position), heads, rope, splits, 1.0, limits));
         }
@@ -117,7 +119,8 @@ impl Spec for AppendAttention {
         let rope_dims = 2 * (1 + random.below(heads[2] / 2));
         let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
         let splits = 1 + random.below(12);
-        let limits = (1 + random.below(190) as u32, [0.0, 2.0][random.below(2)]);
+        let window = (1 + random.below(190) as u32) | [0, super::CHUNKS][random.below(2)];
+        let limits = (window, [0.0, 2.0][random.below(2)]);
         case(random, self.0, position, heads, (rope_dims, pairing, 1.1), splits, 1.0, limits)
     }
 }

@@ -3,8 +3,13 @@
 // Score of masked positions. It is lower than every valid score.
 const LOWEST = -3.4e38;
 
-// First position that a query attends to, if it sees `seen` positions without a window.
-fn window_start(seen: u32) -> u32 { return seen - min(seen, constants.window); }
+// First position that a query attends to, if it sees `seen` positions without a window. The highest bit of a
+// window says that it is the size of chunks.
+fn window_start(seen: u32) -> u32 {
+    var window = constants.window;
+    if window > 0x80000000u && window != 0xffffffffu { window = (seen - 1u) % (window & 0x7fffffffu) + 1u; }
+    return seen - min(seen, window);
+}
 
 // Scores that tend to ± the cap. There is no cap if it is zero.
 fn capped(scores: vec4<f32>) -> vec4<f32> {

@@ -84,7 +84,7 @@ template <uint THREADS> FN Run run_at(const Launch &launch, uint row, uint end, 
     meet<THREADS>();
     run.next = min(run.next, *found);
     if (mine < run.next) {
-        atomicMin(found + 1, position + 1 - min(position + 1, launch.window));
+        atomicMin(found + 1, window_start(position + 1, launch.window));
         atomicMax(found + 3, position);
     }
     meet<THREADS>();
@@ -119,7 +119,7 @@ FN Queries queries_at(const Launch &launch, const Run &run, uint kv_head, uint f
         query = min(query, queries - 1);
         uint row = run.row + query / group, head = kv_head * group + query % group;
         out.seen[half] = exists ? launch.at.positions[row] + 1 : 0;
-        out.start[half] = out.seen[half] - min(out.seen[half], launch.window);
+        out.start[half] = window_start(out.seen[half], launch.window);
         out.from[half] = (size_t)row * launch.stride + head * launch.head_dim;
         out.to[half] = ((size_t)row * launch.heads + head) * launch.head_dim;
     }

@@ -10,7 +10,7 @@
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
 //! dimension, cache blocks, scale (the bits of an f32), stride (at least heads · head dimension), window
-//! (at least 1), and cap (the bits of an f32). The number of heads is a multiple of the number of kv
+//! (at least 1, perhaps with the bit [`CHUNKS`]), and cap (the bits of an f32). The number of heads is a multiple of the number of kv
 //! heads. With g = heads / kv heads, the g heads from h · g to h · g + g − 1 share kv head h.
 //!
 //! A row at position p attends to the last `window` positions of 0 … p of its sequence: out = Σ softmax(s)
@@ -47,6 +47,10 @@ pub const TILE_ROWS: u32 = 8;
 /// Window of attention to all positions.
 pub const NO_WINDOW: u32 = u32::MAX;
 
+/// Bit of a window that is the size of chunks: a row attends to the positions of its own chunk only, which starts at a
+/// multiple of the size.
+pub const CHUNKS: u32 = 1 << 31;
+
 /// Number of positions that the streaming softmax processes before it rescales its running sum.
 pub const STEP_TOKENS: usize = 4 * BLOCK_TOKENS;
 
@@ -61,11 +65,23 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let ([rows, sequences, table_blocks, logit_rows], others) = split_capacities(constants);
     let [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _] = others;
     let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-    let width = heads.checked_mul(head_dim).filter(|_| divides && window > 0);
+    let width = heads.checked_mul(head_dim).filter(|_| divides && is_window(window));
     let q = width.map_or(IMPOSSIBLE, |width| strided(rows, stride, width));
     let out_bytes = words(&[rows, heads, head_dim]);
     let [keys, values] = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
     out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, keys, values, out_bytes]);
+}
+
+/// Returns whether a window is not empty.
+fn is_window(window: u32) -> bool {
+    window & !CHUNKS > 0
+}
+
+/// Returns the first of the `seen` positions to which a row attends.
+#[inline(always)]
+pub(crate) fn window_start(seen: usize, window: u32) -> usize {
+    let (is_chunked, size) = (window > CHUNKS && window != NO_WINDOW, (window & !CHUNKS) as usize);
+    if is_chunked { (seen - 1) / size * size } else { seen.saturating_sub(window as usize) }
 }
 
 /// Returns a grid of row tiles × kv heads.
@@ -130,6 +146,10 @@ impl Spec for Attention {
             (40, vec![(90, 33), (0, 7)], [4, 4, 96], NO_WINDOW, 2.0),
             (9, vec![(260, 8)], [2, 1, 144], 100, 5.0),
             (33, vec![(0, 33)], [3, 3, 32], 1, 0.0),
+            (70, vec![(130, 67)], [2, 2, 80], CHUNKS | 64, 0.0),
+            (40, vec![(90, 33), (0, 7)], [4, 2, 128], CHUNKS | 37, 2.0),
+            (9, vec![(260, 8)], [2, 1, 144], CHUNKS | 5, 0.0),
+            (33, vec![(0, 33)], [3, 3, 32], CHUNKS | 1, 0.0),
         ] {
             if !self.0.takes(heads[2] as u32) {
                 continue;

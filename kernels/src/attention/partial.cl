@@ -49,7 +49,7 @@ KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *table = table_of(at, row, sequences, table_blocks);
     uint blocks = exists ? position / 16 + 1 : 0;
     exists = reach(&shared, table, blocks, cache_blocks) == blocks && exists;
-    uint visible = position + 1 - min(position + 1, window), skipped = exists ? visible / 16 : 0;
+    uint visible = window_start(position + 1, window), skipped = exists ? visible / 16 : 0;
     uint run = (blocks - skipped + splits - 1) / splits * 16;
     uint start = skipped * 16 + split * run, end = exists ? min(position + 1, start + run) : 0;
     GLOBAL float *sums = partials + (size_t)rows * heads * splits * head_dim;

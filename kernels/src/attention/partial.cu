@@ -65,7 +65,7 @@ KERNEL(ITEMS) attention_partial(
     uint wanted = exists ? position / 16 + 1 : 0;
     for (uint i = ITEM; i < wanted; i += ITEMS) exists = exists && table[i] < cache_blocks;
     exists = __syncthreads_and(exists);
-    uint from = position + 1 - min(position + 1, window), skipped = exists ? from / 16 : 0;
+    uint from = window_start(position + 1, window), skipped = exists ? from / 16 : 0;
     uint length = (wanted - skipped + splits - 1) / splits;
     uint start = min(skipped + split * length, wanted), end = min(start + length, wanted);
     size_t first = ((size_t)row * heads + kv_head * group) * splits + split;

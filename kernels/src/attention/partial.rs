@@ -120,6 +120,9 @@ impl Spec for AttentionPartial {
             (vec![(70, 2)], [2, 1, 20], 2, 20, 0.0),
             (vec![(300, 2)], [20, 2, 300], 2, 270, 5.0),
             (vec![(90, 1)], [3, 1, 64], 3, super::NO_WINDOW, 0.8),
+            (vec![(200, 1), (31, 2)], [8, 2, 64], 3, super::CHUNKS | 32, 0.0),
+            (vec![(190, 2)], [8, 2, 128], 2, super::CHUNKS | 100, 1.5),
+            (vec![(70, 2)], [2, 1, 20], 2, super::CHUNKS | 9, 0.0),
         ] {
             if !self.0.takes(head_dim as u32) {
                 continue;

@@ -1,7 +1,7 @@
 //! Test scenes for attention. A scene has sequences with keys and values in a cache, and rows that attend to
 //! them.
 
-use super::NO_WINDOW;
+use super::{CHUNKS, NO_WINDOW};
 use crate::cases::{Build, Params, Random};
 use crate::kernel::KvType;
 use crate::kv::CacheLayout;
@@ -103,7 +103,13 @@ impl Scene {
 
     /// Returns the positions to which `row` attends, or `None` if the row is invalid.
     pub fn visible(&self, row: usize) -> Option<Range<usize>> {
-        self.seen[row].map(|seen| seen - seen.min(self.window as usize)..seen)
+        let size = (self.window & !CHUNKS) as usize;
+        let start = |seen: usize| match self.window {
+            NO_WINDOW => 0,
+            window if window < CHUNKS => seen.saturating_sub(size),
+            _ => (0..seen).rev().find(|position| position.is_multiple_of(size)).expect("a chunk starts at 0"),
+        };
+        self.seen[row].map(|seen| start(seen)..seen)
     }
 
     /// Limits attention to a window, and the scores to a cap.
@@ -111,14 +117,15 @@ impl Scene {
         (self.window, self.cap) = (window, cap);
         let at = self.constants.len() - 2;
         self.constants[at..].copy_from_slice(&[window as usize, cap.to_bits() as usize]);
-        self.label += &format!(", window {window}, cap {cap}");
+        let kind = if window > CHUNKS && window != NO_WINDOW { "chunks of" } else { "window" };
+        self.label += &format!(", {kind} {}, cap {cap}", window & !CHUNKS);
     }
 
-    /// In half of all cases, limits attention to a random window, and the scores to a random cap or none.
+    /// In half of all cases, limits attention to a random window or to chunks, and the scores to a random cap or none.
     pub fn limit_randomly(&mut self, random: &mut Random) {
         let (window, cap) = (1 + random.below(190) as u32, [0.0, 0.7, 4.0][random.below(3)]);
         if random.below(2) == 0 {
-            self.limit(window, cap);
+            self.limit(window | [0, CHUNKS][random.below(2)], cap);
         }
     }
 

@@ -24,7 +24,7 @@ FN Query query_of(Lists lists, uint i, uint queries, uint first_row, uint group,
     query.row = first_row + min(i, queries - 1) / group;
     query.head = kv_head * group + min(i, queries - 1) % group;
     query.seen = lists.positions[query.row] + 1;
-    query.from = query.seen - min(query.seen, window);
+    query.from = window_start(query.seen, window);
     return query;
 }
 
@@ -58,7 +58,7 @@ KERNEL(ITEMS) attention_tiled(
         uint reached = reach(&shared, table, wanted, cache_blocks);
         while (next < end && at.row_sequences[next] == sequence && at.positions[next] / 16 < reached) {
             last = max(last, at.positions[next]);
-            start = min(start, at.positions[next] + 1 - min(at.positions[next] + 1, window));
+            start = min(start, window_start(at.positions[next] + 1, window));
             next++;
         }
         if (next == row) {

@@ -104,7 +104,7 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
 }
 
 fn head_source(language: KernelLanguage) -> Arc<str> {
-    program(language, HEAD_ITEMS, &[include_str!("../head_norm/head_norm.cl")])
+    program(language, HEAD_ITEMS, &[functions(language), include_str!("../head_norm/head_norm.cl")])
 }
 
 /// Composes a program of its own, because only runs that verify their transfers need the kernel.

@@ -67,7 +67,7 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
                 values,
                 scale: call.float(8),
                 cap: call.float(11),
-                window: window as usize,
+                window,
                 stride: stride as usize,
                 heads: heads as usize,
                 group_heads: (heads / kv_heads.max(1)) as usize,
@@ -94,7 +94,7 @@ struct Head<'a> {
     values: &'a [u8],
     scale: f32,
     cap: f32,
-    window: usize,
+    window: u32,
     stride: usize,
     heads: usize,
     group_heads: usize,
@@ -117,14 +117,14 @@ struct Query {
 impl Query {
     /// Returns the first position of the query's window.
     #[inline(always)]
-    fn first(&self, window: usize) -> usize {
-        (self.position + 1).saturating_sub(window)
+    fn first(&self, window: u32) -> usize {
+        attention::window_start(self.position + 1, window)
     }
 
     /// Returns the positions to which the query attends in the step that starts at position `start`, relative
     /// to the start.
     #[inline(always)]
-    fn visible(&self, start: usize, window: usize) -> Range<usize> {
+    fn visible(&self, start: usize, window: u32) -> Range<usize> {
         let in_step = |position: usize| position.saturating_sub(start).min(STEP_TOKENS);
         in_step(self.first(window))..in_step(self.position + 1)
     }

@@ -174,17 +174,23 @@ unsafe impl<O: Packed> RowWise for PackedRmsNorm<O> {
 /// Norm of the query and key heads, in place.
 pub(crate) struct HeadNorm;
 
-// SAFETY: `row` reads binding 2 as floats, and writes its row of binding 1 once.
+// SAFETY: `row` reads binding 2 as floats, binding 0 as words, and writes its row of binding 1 once.
 unsafe impl RowWise for HeadNorm {
     const KERNEL: Kernel = Kernel::HeadNorm;
 
     #[inline(always)]
     fn row<S: Isa>(s: S, row: Row<'_>) {
-        let [_, _, heads, kv_heads, head_dim, _, form] = row.constants();
+        let [rows, _, heads, kv_heads, head_dim, _, form, period] = row.constants();
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|n| n as usize);
         let weights = row.all::<f32>(2);
         let qkv = row.write(1, (heads + 2 * kv_heads) * head_dim);
         let (queries, rest) = qkv.split_at_mut(heads * head_dim);
+        if form == Form::Growth as u32 {
+            let position = row.all::<u32>(0)[HEADER_WORDS + rows as usize + row.index];
+            let periods = (position.wrapping_add(1) / period.max(1)) as f32;
+            let factor = 1.0 + row.float(5) * periods.ln_1p();
+            return queries.iter_mut().for_each(|value| *value *= factor);
+        }
         let (keys, values) = rest.split_at_mut(kv_heads * head_dim);
         let whole = [queries.len(), keys.len()];
         let [q, kv] = if form == Form::Whole as u32 { whole } else { [head_dim; 2] };

@@ -54,7 +54,7 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
             let table = lists.table(row);
             let table = table.and_then(|table| table.get(..seen.div_ceil(BLOCK_TOKENS)));
             let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
-            let visible = seen.saturating_sub(window as usize)..seen;
+            let visible = attention::window_start(seen, window)..seen;
             let run = if table.is_some() { partial::run(visible, splits, split) } else { 0..0 };
             let table = table.unwrap_or(&[]);
             // Returns this head's part of a position's block, and the slot in the block.

@@ -3,11 +3,11 @@
 #define WHOLE 1
 #define CENTRED 2
 #define VALUES 3
+#define GROWTH 4
 
 KERNEL(ITEMS) head_norm(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT weights,
-    uint rows, uint word, uint heads, uint kv_heads, uint head_dim, uint epsilon,
-    uint form
+    uint rows, uint word, uint heads, uint kv_heads, uint head_dim, uint epsilon, uint form, uint period
 ) {
     BEGIN();
     SHARED float scratch[2 * REDUCE_SPACE];
@@ -17,9 +17,10 @@ KERNEL(ITEMS) head_norm(
     bool is_value = first >= heads + kv_heads;
     const GLOBAL float *weight = weights + (form && form != VALUES ? first : first >= heads && !is_value) * head_dim;
     float mean = 0.0f, squares = 0.0f;
+    bool grows = form == GROWTH;
     // The first turn computes the mean, the second one the squares. A branch around a reduction would be shorter, but
     // PoCL 5 and 6 then compute other reductions of the kernel wrong.
-    for (uint turn = form == CENTRED ? 0 : 1; turn < 2; turn++) {
+    for (uint turn = form == CENTRED ? 0 : grows ? 2 : 1; turn < 2; turn++) {
         float sum = 0.0f;
         for (uint d = ITEM; d < dims; d += ITEMS) {
             float rest = head[d] - mean;
@@ -29,6 +30,10 @@ KERNEL(ITEMS) head_norm(
         mean = turn == 0 ? sum : mean;
         squares = sum;
     }
-    float scale = 1.0f / sqrt(squares + AS_FLOAT(epsilon));
-    for (uint d = ITEM; d < dims; d += ITEMS) head[d] = (head[d] - mean) * scale * (is_value ? 1.0f : weight[d]);
+    float scale = grows ? 1.0f : 1.0f / sqrt(squares + AS_FLOAT(epsilon));
+    if (grows && dims > 0) {
+        float periods = (float)((params[4 + rows + GROUP(0)] + 1) / period);
+        scale = fma(AS_FLOAT(epsilon), log(1.0f + periods), 1.0f);
+    }
+    for (uint d = ITEM; d < dims; d += ITEMS) head[d] = (head[d] - mean) * scale * (is_value || grows ? 1.0f : weight[d]);
 }

@@ -251,6 +251,13 @@ impl<'a> Wanted<'a> {
 
     fn warn_of_long_context(&self, model: &Model) {
         let trained = model.hyperparameters().context;
+        if let Some(indexer) = model.hyperparameters().extras.indexer.filter(|of| of.context > trained) {
+            note(&format!(
+                "note: contexts of this model end at {trained} of {} tokens, because its indexer is not used",
+                indexer.context
+            ));
+            return;
+        }
         let usual = self.plan().map_or(self.needs.context, |plan| Some(plan.context));
         if let Some(context) = self.args.ctx.or(usual).filter(|context| *context > trained) {
             note(&format!(

@@ -7,7 +7,7 @@ of 0.05, or of 0.005 between probabilities.
 
     pip install torch transformers
     python3 experts.py [experts] [recent]"""
-import copy, json, pathlib, sys, torch, transformers
+import copy, functools, json, pathlib, sys, torch, transformers
 
 COMMON = dict(
     vocab_size=40, num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, num_attention_heads=2,
@@ -20,6 +20,19 @@ def yarn(**more):
     return dict(dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16), **more)
 
 
+def weights_after(model):
+    """Lets the router of Llama 4 multiply the results of experts instead of their inputs."""
+    def forward(block, rows):
+        rows = rows.reshape(-1, block.hidden_dim)
+        scores = block.router(rows)[0].T
+        results = block.experts(rows.repeat(len(scores), 1)).view(len(scores), *rows.shape)
+        return block.shared_expert(rows) + (results * scores[:, :, None]).sum(0), None
+    for layer in model.model.layers:
+        if layer.is_moe_layer:
+            layer.feed_forward.forward = functools.partial(forward, layer.feed_forward)
+
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=8)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16)
 MODELS = {
     "Mixtral": (dict(num_local_experts=4), {}),
@@ -64,6 +77,14 @@ MODELS = {
          "dense layer": dict(first_k_dense_replace=0), "e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0,
          "mscale": dict(rope_parameters=yarn(mscale=1.0)), "YaRN": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
          "interleaved pairs": dict(rope_interleave=False), "kv_a_layernorm.weight": 1.0}),
+    # Its indexer chooses all positions of a prompt this short.
+    "DeepseekV32": (
+        dict(LATENT, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=1,
+             first_k_dense_replace=1, routed_scaling_factor=1.5, q_lora_rank=64, index_topk=64, index_head_dim=32, index_n_heads=2,
+             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0)),
+        {"groups": dict(topk_group=4), "scale": dict(routed_scaling_factor=1.0), "renormalisation": dict(norm_topk_prob=False),
+         "e_score_correction_bias": 0.0, "shared_experts.down_proj.weight": 0.0, "all positions": dict(index_topk=2),
+         "YaRN": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)), "kv_a_layernorm.weight": 1.0}),
     "Glm4MoeLite": (
         dict(LATENT, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
              n_shared_experts=1, q_lora_rank=32, qk_nope_head_dim=64, v_head_dim=64, mlp_layer_types=["dense", "sparse", "sparse"]),
@@ -74,6 +95,12 @@ MODELS = {
              rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.5)),
         {"renormalisation": dict(norm_topk_prob=False), "shared_experts.down_proj.weight": 0.0,
          "growth": dict(rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4, llama_4_scaling_beta=0.0))}),
+    "Llama4": (
+        dict(num_local_experts=6, num_experts_per_tok=1, num_hidden_layers=4, head_dim=32, intermediate_size=64, intermediate_size_mlp=96,
+             moe_layers=[1, 3], no_rope_layers=[1, 1, 1, 0], attention_chunk_size=3, floor_scale=2, attn_scale=8.0, rope_parameters=LLAMA3),
+        {"chunks": dict(attention_chunk_size=64), "growth": dict(attn_temperature_tuning=False), "norm": dict(use_qk_norm=False),
+         "layer without RoPE": dict(no_rope_layers=[1] * 4), "dense layers": dict(moe_layers=[0, 1, 2, 3]), "weights before experts": weights_after,
+         "scaling": dict(rope_parameters=dict(rope_type="default", rope_theta=100.0)), "shared_expert.down_proj.weight": 0.0}),
     "GptOss": (
         dict(num_local_experts=6, intermediate_size=32, head_dim=32, sliding_window=3, rope_parameters=YARN),
         {"sinks": -1e30, "window": dict(sliding_window=64), "limit": dict(swiglu_limit=1e9), "factor in the gate": dict(swiglu_alpha=1.0),
@@ -140,9 +167,9 @@ def weight(name, tensor, at, key):
     for end, divisor in GPT_OSS.items() if name == "GptOss" else ():
         if key.endswith(end):
             return value / divisor
-    if key.endswith("router.proj.weight"):
-        # The router of Gemma 4 divides its input. Its rows must differ more than the formula makes them differ.
-        return ((at + 1) * (at + 3) * 7919 % 65537 % 257 - 128) / 32
+    if key.endswith(("router.proj.weight", "feed_forward.router.weight")):
+        # The router of Gemma 4 divides its input, and that of Llama 4 chooses one expert. Its rows must differ more than the formula makes them differ.
+        return ((at + 1) * (at + 3) * 7919 % 65537 % 257 - 128) / (512 if name == "Llama4" else 32)
     return value / (128 if key.endswith(ROUTERS) else 512)
 
 
@@ -150,7 +177,7 @@ def build(name, changes, neutral=None):
     name = name.split("-")[0]
     has_experts = not any(recent.split("-")[0] == name for recent in RECENT)
     common = {key: value for key, value in COMMON.items() if has_experts or key != "num_experts_per_tok"}
-    of_class = f"{name}TextConfig" if name == "Gemma4" else f"{name}Config"
+    of_class = f"{name}TextConfig" if name in ("Gemma4", "Llama4") else f"{name}Config"
     config = getattr(transformers, of_class)(**copy.deepcopy({**common, **changes}))
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
@@ -176,7 +203,7 @@ def run(model, prompts):
             top = values.topk(count + 1, dim=-1).values
             margins.append((top[:, count - 1] - top[:, count]).view(len(prompts), -1).min(dim=1).values)
     for layer in model.model.layers:
-        block = getattr(layer, "mlp", None) or layer.block_sparse_moe
+        block = getattr(layer, "mlp", None) or getattr(layer, "feed_forward", None) or layer.block_sparse_moe
         gate = getattr(block, "gate", None) or getattr(block, "router", None)
         if hasattr(layer, "router"):
             gate = layer.router.proj
@@ -231,7 +258,11 @@ def write(file, models):
         is_good = margins > least
         print(f"{name}: {int(is_good.sum())} of {len(tried)} prompts have a clear choice")
         for feature, change in features.items():
-            other = build(name, {**changes, **change}) if isinstance(change, dict) else build(name, changes, (feature, change))
+            if callable(change):
+                other = build(name, changes)
+                change(other)
+            else:
+                other = build(name, {**changes, **change}) if isinstance(change, dict) else build(name, changes, (feature, change))
             moved = (run(other, tried)[0] - all_logits).norm(dim=-1) / all_logits.norm(dim=-1)
             print(f"{name} without {feature}: {float(moved.median()):.3f}")
             is_good &= moved > 1e-2
