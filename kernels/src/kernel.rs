@@ -273,6 +273,8 @@ kernels! {
     "attention" Attention(kv: KvType) => attention::Attention(kv);
     /// First launch of split attention: causal attention over splits of the positions.
     "attention-partial" AttentionPartial(kv: KvType) => attention::partial::AttentionPartial(kv);
+    /// First launch of split attention with one split, for rows of prompts, which share loads of keys and values.
+    "attention-shared" AttentionShared(kv: KvType) => attention::shared::AttentionShared(kv);
     /// RoPE, KV append and the first launch of split attention, fused, for one row.
     "append-attention" AppendAttention(kv: KvType) => attention::append::AppendAttention(kv);
     /// C = α · op(A) · op(B) + β · C, with A and B of the given type.

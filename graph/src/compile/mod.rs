@@ -93,7 +93,10 @@ pub fn compile(
             continue;
         }
         let count = |heads, rows| if is_fast { attention_splits(heads, rows, &params, caps) } else { 1 };
-        let splits = Some(Splits { rows: split, count: &count });
+        let shares = kind == RowKind::Any
+            && params.rows > SPLIT_ROWS
+            && preferred(Kernel::AttentionShared(lowering.kv), caps, params.rows).is_some();
+        let splits = Some(Splits { rows: split, count: &count, shares });
         let form = |t, rows| activations_for(t, lowering.activations, caps, capacity(rows, &params));
         let has = |kernel, rows| preferred(kernel, caps, capacity(rows, &params)).is_some();
         let mut graph = model.lowered(splits, form, has);
@@ -233,7 +236,7 @@ impl Largest {
     ) -> Self {
         let program = |(params, kind): (ParamsShape, RowKind)| {
             let count = |_, _| most_splits(&params);
-            let splits = Some(Splits { rows: split_rows(kind, &params), count: &count });
+            let splits = Some(Splits { rows: split_rows(kind, &params), count: &count, shares: false });
             let graph = model.lowered(splits, |t, _| form(t), |kernel, _| has(kernel));
             let nodes = graph.by_segment(model.segment_count());
             Lowered { graph, params, nodes }

@@ -164,7 +164,7 @@ mod tests {
     fn forms() -> Vec<(Activations, Option<Splits<'static>>)> {
         let seven: &dyn Fn(Heads, SplitRows) -> u32 = &|_, _| 7;
         let splits = [None, Some(SplitRows::All), Some(SplitRows::Decode)];
-        let splits = splits.map(|rows| Some(Splits { rows, count: seven }));
+        let splits = splits.map(|rows| Some(Splits { rows, count: seven, shares: false }));
         Activations::ALL.into_iter().flat_map(|a| splits.map(|splits| (a, splits))).collect()
     }
 

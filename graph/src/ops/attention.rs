@@ -32,7 +32,6 @@ pub struct Attention {
     pub scores: Scores,
     /// Name of the tensor with a sink for each query head, if there are sinks: scores without values, which add to the sum of
     /// the softmax. All programs split such attention, also that of prompts, because only [`AttentionMerge`] reads sinks.
-    /// A kernel whose rows share loads of keys and values would be faster for prompts.
     pub sinks: Option<String>,
     /// Number of splits of the second input, the partial results of decode rows. `None` if the operator computes
     /// all rows.
@@ -113,6 +112,8 @@ pub struct AttentionPartial {
     pub splits: u32,
     /// Word of the parameter block that holds the number of rows.
     pub count: u32,
+    /// Whether rows share loads of keys and values. There is one split.
+    pub is_shared: bool,
     /// RoPE and KV append that are fused into this operator, if any.
     pub appends: Option<RopeAppend>,
 }
@@ -139,7 +140,7 @@ impl Lower for AttentionPartial {
     /// Returns a launch that first rotates its row and appends keys and values if RoPE and KV append are fused.
     fn calls(&self, site: &Site) -> Vec<Call> {
         let (mut call, kv) = (self.attention.launch(site), site.cache().kv);
-        call.kernel = Kernel::AttentionPartial(kv);
+        call.kernel = if self.is_shared { Kernel::AttentionShared(kv) } else { Kernel::AttentionPartial(kv) };
         call.constants.extend([self.splits, self.count]);
         if let Some(append) = &self.appends {
             call.kernel = Kernel::AppendAttention(kv);

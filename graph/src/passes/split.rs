@@ -23,6 +23,8 @@ pub(crate) struct Splits<'a> {
     pub rows: Option<SplitRows>,
     /// Function that returns the number of ranges of positions for these rows.
     pub count: &'a dyn Fn(Heads, SplitRows) -> u32,
+    /// Whether rows of prompts share loads where there is one split.
+    pub shares: bool,
 }
 
 /// Splits the positions of attention operators into ranges.
@@ -33,9 +35,11 @@ pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: Splits<'_>) {
         let rows = if attention.sinks.is_some() { Some(SplitRows::All) } else { splits.rows };
         let Some(rows) = rows else { continue };
         let (heads, inputs, sinks) = (attention.heads, graph.inputs(merge), attention.sinks.clone());
-        let splits = (splits.count)(heads, rows);
+        let (splits, shares) = ((splits.count)(heads, rows), splits.shares);
         let count = if rows == SplitRows::All { ROWS } else { DECODE_ROWS };
-        let operator = AttentionPartial { attention: attention.clone(), splits, count, appends: None };
+        let is_shared = shares && rows == SplitRows::All && splits == 1;
+        let operator =
+            AttentionPartial { attention: attention.clone(), splits, count, is_shared, appends: None };
         let shape =
             operator.shape(graph.node(inputs[0]).shape()).expect("a shape that follows from the input");
         let partial = Node { operator: operator.into(), width: shape.width, ..node };

@@ -9,6 +9,15 @@
 #define POSITIONS 64
 #define NO_BLOCK 0xffffffffu
 
+// Where PARTIAL is 1, results are the partials of split attention with one split.
+#if PARTIAL
+#define PARTIAL_PARAMETERS , uint splits, uint word
+#define ROW_WORD word
+#else
+#define PARTIAL_PARAMETERS
+#define ROW_WORD 0
+#endif
+
 // A launch, as its constants and the lists of its parameters say.
 typedef struct {
     const GLOBAL float *q;
@@ -17,12 +26,14 @@ typedef struct {
     Lists at;
     uint sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, window;
     float scale, cap; // to base 2; no cap is zero
+    GLOBAL float2 *numbers; // of partials, for each row and head: the largest score, and the sum
 } Launch;
 
 // A launch from a kernel's parameters.
 #define LAUNCH { \
     q, keys, values, out, lists(params, rows, logit_rows), sequences, table_blocks, heads, kv_heads, head_dim, \
-    cache_blocks, stride, window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
+    cache_blocks, stride, window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f, \
+    (GLOBAL float2 *)(out + (size_t)rows * heads * head_dim) \
 }
 
 // Rows of one sequence, all that they see exists: from `row` to before `next`; they see positions from `start` to `last`.
@@ -101,10 +112,10 @@ FN size_t head_at(const Launch &launch, uint block, uint kv_head) {
     return (size_t)(block * launch.kv_heads + kv_head) * (launch.head_dim * 16);
 }
 
-// The two queries of which a thread has a part: where they are, and where their results go. One sees positions from `start`
+// The two queries of which a thread has a part: where they are, and which heads of all rows they are. One sees positions from `start`
 // to before `seen`, none if it does not exist.
 typedef struct {
-    size_t from[2], to[2];
+    size_t from[2], head[2];
     uint start[2], seen[2];
 } Queries;
 
@@ -121,7 +132,7 @@ FN Queries queries_at(const Launch &launch, const Run &run, uint kv_head, uint f
         out.seen[half] = exists ? launch.at.positions[row] + 1 : 0;
         out.start[half] = window_start(out.seen[half], launch.window);
         out.from[half] = (size_t)row * launch.stride + head * launch.head_dim;
-        out.to[half] = ((size_t)row * launch.heads + head) * launch.head_dim;
+        out.head[half] = (size_t)row * launch.heads + head;
     }
     return out;
 }
@@ -198,16 +209,22 @@ template <int D> FN void soften(
 
 // Writes D dimensions of the results, from `from`.
 template <int D> FN void write_results(
-    const Launch &launch, const Queries &mine, const float (&sums)[D / 2], const float (&total)[2], uint from
+    const Launch &launch, const Queries &mine, const float (&sums)[D / 2], const float (&largest)[2], const float (&total)[2],
+    uint from
 ) {
     #pragma unroll
     for (uint half = 0; half < 2; half++) {
-        float share = 1.0f / row_sum(total[half]);
+        float all = row_sum(total[half]), share = 1.0f / all;
         if (mine.seen[half] == 0) continue;
+        GLOBAL float *to = launch.out + mine.head[half] * launch.head_dim;
+#if PARTIAL
+        // Scores were to base 2.
+        if (from == 0 && threadIdx.x % 4 == 0) launch.numbers[mine.head[half]] = make_float2(largest[half] * 0.6931471805599453f, all);
+#endif
         #pragma unroll
         for (uint i = 0; i < D / 4; i++) {
             uint dim = from + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-            if (dim < launch.head_dim) launch.out[mine.to[half] + dim] = sums[i / 2 * 4 + half * 2 + i % 2] * share;
+            if (dim < launch.head_dim) to[dim] = sums[i / 2 * 4 + half * 2 + i % 2] * share;
         }
     }
 }
@@ -217,17 +234,27 @@ typedef struct {
     uint row, end;
 } Tile;
 
-FN Tile tile_of(const GLOBAL uint *params, uint rows) {
+FN Tile tile_of(const GLOBAL uint *params, uint rows, uint row_word) {
     uint height = (rows + gridDim.y - 1) / gridDim.y;
     Tile tile;
     uint first = (gridDim.y - 1 - blockIdx.y) * height;
+#if PARTIAL
+    tile.row = first;
+    tile.end = min(count(params, row_word, rows), first + height);
+#else
     tile.row = max(count(params, 2, rows), first); // split attention has computed the rows before
     tile.end = min(count(params, 0, rows), first + height);
+#endif
     return tile;
 }
 
 // Zeros for a row that sees nothing.
 template <uint THREADS> FN void write_nothing(const Launch &launch, uint row, uint kv_head) {
+#if PARTIAL
+    uint heads = launch.heads / launch.kv_heads;
+    GLOBAL float2 *none = launch.numbers + ((size_t)row * launch.kv_heads + kv_head) * heads;
+    for (uint i = threadIdx.x; i < heads; i += THREADS) none[i] = make_float2(0.0f, 0.0f);
+#endif
     uint values = launch.heads / launch.kv_heads * launch.head_dim;
     GLOBAL float *to = launch.out + ((size_t)row * launch.kv_heads + kv_head) * values;
     for (uint i = threadIdx.x; i < values; i += THREADS) to[i] = 0.0f;

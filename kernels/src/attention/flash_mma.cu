@@ -160,7 +160,7 @@ template <int D, bool SIMPLE> FN void attend(
             soften<D>(scores, sums, largest, total, mine, launch.cap, first);
             add_values<D>(sums, scores, values + stage * 128 * D);
         }
-        write_results<D>(launch, mine, sums, total, turn);
+        write_results<D>(launch, mine, sums, largest, total, turn);
     }
 }
 

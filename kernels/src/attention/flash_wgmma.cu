@@ -139,7 +139,7 @@ template <int D> FN void attend_steps(
         if (threadIdx.x % 32 == 0) arrive(stages.empty + stages.stage * 8);
         next_stage(stages);
     }
-    write_results<D>(launch, mine, sums, total, 0);
+    write_results<D>(launch, mine, sums, largest, total, 0);
 }
 
 // The steps go by a warpgroup that has no queries.
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL ushort *RESTRICT keys,
     const GLOBAL ushort *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
     uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
-    uint cap
+    uint cap PARTIAL_PARAMETERS
 ) {
     extern __shared__ uchar dynamic[];
     SHARED uint found[4];
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
     BEGIN();
     uint kv_head = blockIdx.x;
     Launch launch = LAUNCH;
-    Tile tile = tile_of(params, rows);
+    Tile tile = tile_of(params, rows, ROW_WORD);
     bool is_simple = head_dim % 8 == 0 && head_dim <= 256, is_long = is_simple && IS_LONG(head_dim);
     if (threadIdx.x >= 128 * CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");

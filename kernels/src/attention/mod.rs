@@ -31,6 +31,7 @@ pub mod merge;
 pub mod merge_sinks;
 pub mod partial;
 mod scene;
+pub(crate) mod shared;
 
 use crate::abi::{IMPOSSIBLE, abi_for, params, split_capacities, strided, words};
 use crate::cases::{Build, Case, Content, Random};

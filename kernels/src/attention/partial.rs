@@ -36,9 +36,10 @@ use std::ops::Range;
 /// Maximum number of splits.
 pub const MAX_SPLITS: u32 = 64;
 
-const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
+pub(super) const BINDINGS: &[Access] =
+    &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
 
-fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
+pub(super) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let [rows, _, _, _, heads, _, head_dim, .., splits, _] = array::<14>(constants);
     super::extents(kv_type, &constants[..12], out);
     out[4] = partials_bytes(rows, heads, head_dim, splits);
@@ -162,7 +163,7 @@ fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     build.expect(4, Content::SomeSame(expected)).done()
 }
 
-fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
+pub(super) fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
     let word = if scene.decode_rows() > 0 { DECODE_ROWS } else { ROWS };
     let constants = [&scene.constants[..], &[splits, word as usize]].concat();
     let build = Build::new(kernel, format!("{}, {splits} splits", scene.label), &constants);

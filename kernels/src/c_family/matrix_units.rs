@@ -14,8 +14,8 @@ use super::{Items, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType, NumericsClass};
 use crate::layout::Layout;
+use crate::matmul;
 use crate::variant::{Code, Grid, Text, Variant};
-use crate::{attention, matmul};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -157,25 +157,42 @@ fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32, multip
 }
 
 /// Returns the attention kernels, best first.
-pub(super) fn attention() -> [Variant; 2] {
+pub(super) fn attention() -> [Variant; 4] {
     let parts_bytes = 2 * 64 * TILE_ROW * 2;
     let wgmma_bytes = 4 * (2 * QUERIES * TILE_ROW + 16) + 2 * parts_bytes + ALIGNMENT;
     let mma_bytes = 2 * 2 * QUERIES * TILE_ROW + TILE_ROW;
-    let variant = |name, requires, text| Variant {
-        kernel: Kernel::Attention(KvType::F16),
+    let variant = |kernel: Kernel, name, requires, text| Variant {
+        kernel,
         name,
         class: NumericsClass::Exact,
         requires,
-        abi: attention::abi(KvType::F16),
+        abi: kernel.abi(None),
         grid: Grid::Fixed(attention_grid),
         layout: None,
         min_rows: 0,
         max_rows: u32::MAX,
         code: Code::Text(text),
     };
-    let wgmma = text(attention_wgmma_source, "attention_wgmma", 384, wgmma_bytes);
-    let mma = text(attention_source, "attention_flash", ITEMS.0, mma_bytes);
-    [variant("cuda-sm90a-wgmma", &[Feature::Sm90a], wgmma), variant("cuda-sm80-mma", &[Feature::Sm80], mma)]
+    let wgmma = |compose| text(compose, "attention_wgmma", 384, wgmma_bytes);
+    let mma = |compose| text(compose, "attention_flash", ITEMS.0, mma_bytes);
+    let of = |kernel, wgmma, mma| {
+        [
+            variant(kernel, "cuda-sm90a-wgmma", &[Feature::Sm90a], wgmma),
+            variant(kernel, "cuda-sm80-mma", &[Feature::Sm80], mma),
+        ]
+    };
+    let whole = of(
+        Kernel::Attention(KvType::F16),
+        wgmma(|_| attention_wgmma_source(WHOLE)),
+        mma(|_| attention_source(WHOLE)),
+    );
+    let shared = of(
+        Kernel::AttentionShared(KvType::F16),
+        wgmma(|_| attention_wgmma_source(PARTIAL)),
+        mma(|_| attention_source(PARTIAL)),
+    );
+    let [[a, b], [c, d]] = [whole, shared];
+    [a, b, c, d]
 }
 
 /// Returns a grid of kv heads × row tiles. A group processes up to 128 queries of one kv head. If there are
@@ -233,18 +250,24 @@ const LISTS: &str = include_str!("lists.cl");
 const FLASH: &str = include_str!("../attention/flash.cu");
 const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
 
-fn attention_source(_: KernelLanguage) -> Arc<str> {
-    let parts = [INSTRUCTIONS, PARTS, LISTS, FLASH, FLASH_MMA, include_str!("../attention/flash_kernel.cu")];
+/// Macros that make the attention kernel write its result, or partials.
+const WHOLE: &str = "#define PARTIAL 0\n";
+const PARTIAL: &str = "#define PARTIAL 1\n";
+
+fn attention_source(results: &str) -> Arc<str> {
+    let parts =
+        [INSTRUCTIONS, PARTS, results, LISTS, FLASH, FLASH_MMA, include_str!("../attention/flash_kernel.cu")];
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
-fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
+fn attention_wgmma_source(results: &str) -> Arc<str> {
     let product = |name, columns, left, begins| {
         Product { name, columns, left, values: "f16", begins, transposes: true }.function()
     };
     let parts = [
         INSTRUCTIONS,
         PARTS,
+        results,
         LISTS,
         FLASH,
         FLASH_MMA,
