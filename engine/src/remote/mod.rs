@@ -8,10 +8,18 @@
 //! | `protocol.rs` | messages before a run |
 //! | `client.rs` | the coordinator's side |
 //! | `worker.rs` | the worker's side |
+//! | `neighbour.rs` | streams between two workers |
 
 mod client;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod figures;
 mod key;
+mod neighbour;
 mod protocol;
+#[cfg(test)]
+mod schema;
 #[cfg(test)]
 mod tests;
 mod tls;
