@@ -27,4 +27,5 @@ mod worker;
 
 pub use client::WorkerAddress;
 pub use key::WorkerKey;
+pub use protocol::rewritten_frames;
 pub use worker::{WorkerServer, WorkerSettings};

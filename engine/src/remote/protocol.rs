@@ -9,8 +9,10 @@ use crate::model::Model;
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{DeviceFacts, LinkFacts};
-use ragtag_scheduler::remote::write_frame;
+use ragtag_scheduler::remote::{EdgeMessage, FromHost, ToHost, read_frame, write_frame};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -165,6 +167,32 @@ pub(super) struct Neighbour {
     pub(super) key: WorkerKey,
     /// Address of the other worker, if this one connects.
     pub(super) address: Option<String>,
+}
+
+/// Reads frames with messages of a kind, and writes them again. The kind is the first letter of `version`, `request`,
+/// `answer`, `to` (the host in a run), `from` (that host) or `edge`. For fuzz targets.
+///
+/// # Errors
+/// The error of the first frame that is invalid, and an error for another kind.
+pub fn rewritten_frames(kind: u8, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    match kind {
+        b'v' => rewritten::<Version>(bytes),
+        b'r' => rewritten::<Request>(bytes),
+        b'a' => rewritten::<Answer>(bytes),
+        b't' => rewritten::<ToHost>(bytes),
+        b'f' => rewritten::<FromHost>(bytes),
+        b'e' => rewritten::<EdgeMessage>(bytes),
+        _ => Err(io::Error::other("no kind of message")),
+    }
+}
+
+fn rewritten<T: Serialize + DeserializeOwned>(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut written = Vec::new();
+    while !bytes.is_empty() {
+        let (message, payload): (T, _) = read_frame(&mut bytes, MAX_ECHO_BYTES)?;
+        write_frame(&mut written, &message, &payload)?;
+    }
+    Ok(written)
 }
 
 /// Sends a ping at intervals until the connection ends.

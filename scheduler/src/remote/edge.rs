@@ -171,7 +171,7 @@ impl EdgeReceiver {
     }
 
     /// Passes an event to the stage of this host.
-    fn deliver(&mut self, event: StageEvent, payload: &[u8]) -> io::Result<()> {
+    pub(super) fn deliver(&mut self, event: StageEvent, payload: &[u8]) -> io::Result<()> {
         let delivered = match event {
             StageEvent::HandOff { micro_batch } if !self.sends => {
                 if let Some(why) = misfit(&micro_batch, &self.run) {

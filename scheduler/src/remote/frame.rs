@@ -112,7 +112,12 @@ fn exactly(reader: &mut dyn Read, bytes: usize, read: &mut Vec<u8>) -> io::Resul
     Ok(())
 }
 
+/// Maximum length of an error, in characters. It may quote data of the other end.
+const ERROR_CHARACTERS: usize = 500;
+
 /// Returns the error for data that the protocol does not allow.
 pub(super) fn invalid(what: &str) -> io::Error {
+    let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let what: String = what.chars().take(ERROR_CHARACTERS).map(plain).collect();
     io::Error::new(ErrorKind::InvalidData, what)
 }

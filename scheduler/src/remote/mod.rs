@@ -6,11 +6,13 @@
 //! | `frame.rs` | frames on a stream of bytes |
 //! | `peer.rs` | another host: its loss, and the end of its streams |
 //! | `edge.rs` | an edge to another host |
+//! | `check.rs` | the end of an edge without a stage, for fuzz targets |
 //! | `limits.rs` | checks of micro-batches from another host |
 //! | `host.rs` | another host, as the coordinator sees it |
 //! | `relay.rs` | an edge between two other hosts, through the coordinator |
 //! | `worker.rs` | the stages of this host, for a coordinator on another one |
 
+mod check;
 mod edge;
 mod frame;
 mod host;
@@ -19,6 +21,7 @@ mod peer;
 mod relay;
 mod worker;
 
+pub use check::receive_edge;
 pub use frame::{MAX_MESSAGE_BYTES, read_frame, read_frame_into, write_frame};
 pub use worker::serve;
 
