@@ -204,7 +204,9 @@ impl Planner {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
         let planner = self.device_facts(devices).links(links);
-        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, ..planner })
+        // A plan over several hosts streams no weights.
+        let streaming = planner.streaming && fleet.hosts.is_empty();
+        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, streaming, ..planner })
     }
 
     /// Returns the planner's devices and links, and the free host memory, as a fleet. A planner for this fleet makes
