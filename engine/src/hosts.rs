@@ -7,6 +7,7 @@ use ragtag_planner::plan::Plan;
 use ragtag_planner::{DeviceFacts, LinkFacts};
 use ragtag_scheduler::remote::{Remote, RemoteHost, RemoteStage};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Devices of other hosts, and how to reach them.
 #[derive(Clone, Default)]
@@ -17,6 +18,8 @@ pub(crate) struct Hosts {
     pub(crate) is_worker: bool,
     /// Links to and between these devices: source, destination, description.
     pub(crate) links: Vec<(String, String, LinkFacts)>,
+    /// Pairs of hosts that exchange activations themselves: the one that connects, and the one that accepts.
+    pub(crate) direct: Vec<(usize, usize)>,
 }
 
 /// A device of another host. Its label begins with the name of the host and a slash.
@@ -35,9 +38,26 @@ pub(crate) struct Run<'a> {
     pub(crate) options: &'a Options,
     /// The adapters of all stages of other hosts and of this host.
     pub(crate) adapters: Vec<Adapter>,
-    /// Edges between a stage of that host and a stage of another one.
+    /// Number of the run. No other run of this process has it.
+    pub(crate) number: u64,
+    /// Edges of that host whose bytes this host sends or passes on.
     pub(crate) edges: Vec<usize>,
+    /// Edges between that host and a third one that they exchange themselves.
+    pub(crate) direct: Vec<DirectEdge>,
 }
+
+/// An edge between two other hosts.
+pub(crate) struct DirectEdge {
+    /// Index of the edge.
+    pub(crate) edge: usize,
+    /// Index of the third host.
+    pub(crate) other: usize,
+    /// Whether the host connects to the third one. Otherwise, it accepts the connection of the third one.
+    pub(crate) connects: bool,
+}
+
+/// Number of the next run.
+static NEXT_RUN: AtomicU64 = AtomicU64::new(0);
 
 /// Connects to another host.
 pub(crate) trait Connect: Send + Sync {
@@ -60,6 +80,14 @@ impl Hosts {
         self.devices.iter().filter_map(|device| device.facts.clone())
     }
 
+    /// Returns each two devices of different hosts whose activations pass through this host.
+    pub(crate) fn relayed(&self) -> Vec<[String; 2]> {
+        let pairs = self.devices.iter().flat_map(|from| self.devices.iter().map(move |to| (from, to)));
+        let relayed =
+            pairs.filter(|(from, to)| from.host != to.host && self.connects(from.host, to.host).is_none());
+        relayed.map(|(from, to)| [from.adapter.label(), to.adapter.label()]).collect()
+    }
+
     /// Connects to the hosts of a plan's stages. `adapters` has the adapter of each stage, and `own` is the number of
     /// devices of this host. Returns the stages of other hosts, and their device indices by stage.
     pub(crate) fn connect(
@@ -79,27 +107,50 @@ impl Hosts {
         }
         let (mut remote, mut devices) = (Remote::default(), Vec::new());
         let mut used: Vec<usize> = if self.is_worker { vec![0] } else { Vec::new() };
+        used.extend(of_stages.iter().flatten());
+        // A host connects to those before it, which must expect it by then.
+        used.sort_unstable();
+        used.dedup();
         for (stage, host) in plan.stages.iter().zip(&of_stages) {
-            let Some(host) = *host else {
-                devices.push(None);
-                continue;
-            };
-            let at = used.iter().position(|other| *other == host).unwrap_or_else(|| {
-                used.push(host);
-                used.len() - 1
-            });
-            devices.push(Some(own + remote.stages.len()));
-            remote.stages.push(RemoteStage { label: stage.device.clone(), host: at });
+            let at = host.and_then(|host| used.binary_search(&host).ok());
+            devices.push(at.map(|_| own + remote.stages.len()));
+            remote.stages.extend(at.map(|host| RemoteStage { label: stage.device.clone(), host }));
         }
+        let number = NEXT_RUN.fetch_add(1, Ordering::Relaxed);
         for host in used {
-            let is_here: Vec<bool> = of_stages.iter().map(|of| *of == Some(host)).collect();
-            let edges = (0..is_here.len() - 1).filter(|edge| is_here[*edge] != is_here[edge + 1]).collect();
-            let run = Run { plan, options, adapters: adapters.to_vec(), edges };
-            let first = is_here.iter().position(|is| *is).unwrap_or_default();
+            let (edges, direct) = self.edges_of(host, &of_stages);
+            let run = Run { plan, options, adapters: adapters.to_vec(), number, edges, direct };
+            let first = of_stages.iter().position(|of| *of == Some(host)).unwrap_or_default();
             let lost = |error| lost(&plan.stages[first].device, error);
             remote.hosts.push(self.hosts[host].connect(&run).map_err(lost)?);
         }
         Ok((remote, devices))
+    }
+
+    /// Returns the edges of a host's stages: those whose bytes this host sends or passes on, and those that the host
+    /// exchanges with a third one.
+    fn edges_of(&self, host: usize, of_stages: &[Option<usize>]) -> (Vec<usize>, Vec<DirectEdge>) {
+        let (mut edges, mut direct) = (Vec::new(), Vec::new());
+        for (edge, ends) in of_stages.windows(2).enumerate() {
+            let other = match ends.iter().map(|end| *end == Some(host)).collect::<Vec<_>>()[..] {
+                [true, false] => ends[1],
+                [false, true] => ends[0],
+                _ => continue,
+            };
+            let connects = |other| self.connects(host, other).map(|connects| (other, connects));
+            match (other, other.and_then(connects)) {
+                (Some(_), _) if self.is_worker => {}
+                (_, Some((other, connects))) => direct.push(DirectEdge { edge, other, connects }),
+                (_, None) => edges.push(edge),
+            }
+        }
+        (edges, direct)
+    }
+
+    /// Returns whether a host connects to another one. Returns `None` if they do not exchange activations themselves.
+    fn connects(&self, host: usize, other: usize) -> Option<bool> {
+        let is_pair = |pair: &&(usize, usize)| [(host, other), (other, host)].contains(pair);
+        self.direct.iter().find(is_pair).map(|(from, _)| *from == host)
     }
 }
 

@@ -113,7 +113,7 @@ pub use ragtag_scheduler::{
 };
 pub use recovery::{MAX_RECOVERIES, OnRecovery, RecoveryNews, RecoveryState};
 #[cfg(feature = "remote")]
-pub use remote::{WorkerAddress, WorkerKey, WorkerServer, WorkerSettings};
+pub use remote::{WorkerAddress, WorkerKey, WorkerServer, WorkerSettings, rewritten_frames};
 pub use session::{
     Event, Generation, LogitStream, MaskSource, Prompt, Reason, Session, Summary, TokenStream,
 };

@@ -14,6 +14,7 @@ use ragtag_graph::execution::{Chunks, Eviction, KvUse, Reserve};
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::plan::PlanStage;
 use ragtag_planner::{
     Baseline, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective, Pin,
     Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
@@ -89,6 +90,8 @@ pub struct Planner {
     /// Whether devices may stream weights.
     streaming: bool,
     split: Option<Split>,
+    /// Pairs of devices on other hosts whose activations pass through this host.
+    relayed: Vec<[String; 2]>,
 }
 
 /// Minimum chunk, in tokens, that the planner tries after a device has run out of memory.
@@ -131,6 +134,7 @@ impl Planner {
             explained: true,
             streaming: true,
             split: None,
+            relayed: Vec::new(),
         }
     }
 
@@ -148,6 +152,7 @@ impl Planner {
         planner.host_memory_bytes = devices.host_memory_bytes(process_bytes);
         planner.devices.extend(devices.hosts.facts());
         planner.links.known.extend(devices.hosts.links.iter().cloned());
+        planner.relayed = devices.hosts.relayed();
         // The memory from which weights stream is that of one host.
         planner.streaming &= devices.hosts.devices.is_empty();
         for (from, to) in
@@ -199,7 +204,9 @@ impl Planner {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
         let planner = self.device_facts(devices).links(links);
-        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, ..planner })
+        // A plan over several hosts streams no weights.
+        let streaming = planner.streaming && fleet.hosts.is_empty();
+        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, streaming, ..planner })
     }
 
     /// Returns the planner's devices and links, and the free host memory, as a fleet. A planner for this fleet makes
@@ -420,7 +427,21 @@ impl Planner {
             (_, plan) => plan,
         }?;
         let chunks = self.chunks.clone().or(plan.chunks);
-        Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
+        let mut reasons = plan.reasons;
+        if self.explained {
+            reasons.extend(plan.stages.windows(2).filter_map(|pair| self.relay(&pair[0], &pair[1])));
+        }
+        Ok(Plan { chunks, device_options: self.device_options.clone(), reasons, ..plan })
+    }
+
+    /// Describes the edge between two stages if its activations pass through this host.
+    fn relay(&self, from: &PlanStage, to: &PlanStage) -> Option<String> {
+        let is_pair = |pair: &&[String; 2]| pair[0] == from.device && pair[1] == to.device;
+        self.relayed.iter().find(is_pair).map(|[from, to]| {
+            format!(
+                "edge {from} -> {to}: through the coordinator, because the workers cannot reach one another"
+            )
+        })
     }
 
     fn given_granularity(&self) -> Granularity {

@@ -4,6 +4,8 @@
 pub mod chat;
 pub mod conversation;
 pub mod gguf;
+#[cfg(feature = "remote")]
+pub mod messages;
 pub mod plan;
 pub mod safetensors;
 pub mod server;

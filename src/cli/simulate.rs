@@ -16,6 +16,9 @@ use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, Percentiles, SimRequest, 
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
+/// Linux's shortest time after which TCP sends a segment again.
+const RETRANSMISSION_NS: u64 = 200_000_000;
+
 /// Default number of concurrent sequences.
 const PARALLEL: u32 = 8;
 
@@ -35,7 +38,11 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     let plan = &planner.plan()?;
     inform(&summary(plan));
     let (devices, links) = planner.facts();
-    let result = crate::simulate(&model, plan, devices, links, &load)?;
+    let mut spec = crate::simulation_spec(&model, plan, devices, links, &load)?;
+    spec.network.lost_per_million = (args.network_loss * 1e4).round() as u32;
+    spec.network.again_ns = RETRANSMISSION_NS;
+    let report = ragtag_scheduler::sim::simulate(&spec).map_err(crate::Error::from)?;
+    let result = SimSummary::new(&spec, report);
     let printed = match args.json {
         true => print_json(&json!({ "ragtag_simulation": 1, "plan": plan, "summary": result })),
         false => show(&as_table(plan, &result, out_width())),

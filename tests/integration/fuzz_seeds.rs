@@ -34,6 +34,12 @@ fn conversation_seeds_are_valid() {
     replay("conversation", conversation::run);
 }
 
+#[cfg(feature = "remote")]
+#[test]
+fn message_seeds_are_valid() {
+    replay("messages", fuzz::messages::run);
+}
+
 #[test]
 fn plan_seeds_are_valid() {
     replay("plan", plan::run);

@@ -50,7 +50,7 @@ fn tokens(results: Vec<ragtag::Result<Said>>) -> Vec<Vec<u32>> {
 }
 
 /// Returns the devices of the test: a device of each of two APIs, if there is a driver for it, and the CPU.
-fn labels() -> Vec<String> {
+pub fn labels() -> Vec<String> {
     let found = Devices::probe(&ragtag::DeviceOptions::default()).unwrap();
     let first = |backend: &str| {
         let all = || found.report().adapters().filter(|adapter| adapter.backend == backend);

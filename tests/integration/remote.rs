@@ -1,5 +1,6 @@
 //! Workers: the command on both sides, each in a process of its own.
 
+use crate::recovery;
 use crate::support::{environment, golden, ragtag};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -62,6 +63,46 @@ fn stages_on_workers_generate_the_golden_tokens() {
         let ids: Vec<u32> = serde_json::from_value(output["tokens"].clone()).unwrap();
         assert_eq!(ids, case.greedy_ids[..count], "{split}");
     }
+}
+
+/// Each order of the CPU, OpenCL and Vulkan, each on a worker of its own, as far as this machine has drivers.
+#[test]
+fn workers_with_three_apis_generate_the_golden_tokens_in_each_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = recovery::labels();
+    let workers: Vec<_> = own.iter().map(|label| Worker::start(folder.path(), label)).collect();
+    let addresses = workers.iter().map(|worker| worker.1.as_str()).collect::<Vec<_>>().join(",");
+    let (golden, count) = (golden("tales-bitnet-tq2_0"), 8);
+    let case = &golden.cases[0];
+    for order in permutations(own.len()) {
+        let parts = order.iter().enumerate().map(|(at, &worker)| {
+            let (first, last) = (at * 14 / own.len(), (at + 1) * 14 / own.len() - 1);
+            format!("{first}-{last}=worker{}/{}", worker + 1, own[worker])
+        });
+        let split = parts.collect::<Vec<_>>().join(",");
+        let mut run = ragtag();
+        run.args(["run", "--json", "--temp", "0", "--activations", "f32", "--split", &split]);
+        run.args(["-n", &count.to_string(), "-p", &case.prompt]).args(USUAL).arg(&addresses);
+        let output = run.assert().success();
+        let output: Value = serde_json::from_str(&text(&output.get_output().stdout)).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(output["tokens"].clone()).unwrap();
+        assert_eq!(ids, case.greedy_ids[..count], "{split}");
+    }
+}
+
+/// Returns all orders of the numbers below `count`.
+fn permutations(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let insert = |shorter: Vec<usize>| {
+        (0..count).map(move |at| {
+            let mut longer = shorter.clone();
+            longer.insert(at, count - 1);
+            longer
+        })
+    };
+    permutations(count - 1).into_iter().flat_map(insert).collect()
 }
 
 #[test]

@@ -2,19 +2,20 @@
 
 use super::key::WorkerKey;
 use super::protocol::{
-    Answer, Describe, Load, MAX_ECHO_BYTES, ModelId, Request, SILENCE, Version, keep_alive,
+    Answer, Describe, Load, MAX_ECHO_BYTES, ModelId, Neighbour, Request, SILENCE, Version, keep_alive,
 };
 use super::tls::{Tls, TlsStream};
 use crate::calibrate::CalibrationOptions;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use crate::hosts::{Connect, RemoteDevice, Run};
+use crate::hosts::{Connect, DirectEdge, RemoteDevice, Run};
 use crate::model::Model;
 use ragtag_hal::Adapter;
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{DeviceFacts, LinkFacts, WeightSharing};
 use ragtag_scheduler::remote::{RemoteHost, read_frame, write_frame};
 use ragtag_transfer::Route;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::str::FromStr;
@@ -27,10 +28,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 const PROBES: [(usize, usize); 3] = [(4 << 10, 24), (64 << 10, 12), (1 << 20, 6)];
 
 /// Address and key of a worker, in the form `HOST:PORT#KEY`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerAddress {
     address: String,
-    key: WorkerKey,
+    pub(super) key: WorkerKey,
 }
 
 impl FromStr for WorkerAddress {
@@ -106,6 +107,10 @@ struct Worker {
     name: String,
     address: WorkerAddress,
     model: ModelId,
+    /// All workers, this one among them.
+    all: Arc<[WorkerAddress]>,
+    /// Secret from which the coordinator derives the keys of edges between workers.
+    secret: WorkerKey,
 }
 
 impl Devices {
@@ -124,16 +129,34 @@ impl Devices {
             return Err(Error::Usage("workers cannot run models for embeddings yet".into()));
         }
         let id = ModelId::of(model)?;
-        let mut links: Vec<LinkFacts> = Vec::new();
+        let (all, secret) = (Arc::<[WorkerAddress]>::from(workers), WorkerKey::generate()?);
+        let mut earlier: Vec<(Worker, LinkFacts)> = Vec::new();
         for (index, address) in workers.iter().enumerate() {
-            let (name, address, model) = (format!("worker{}", index + 1), address.clone(), id.clone());
-            let worker = Worker { name, address, model };
+            let (address, model, all, secret) =
+                (address.clone(), id.clone(), Arc::clone(&all), secret.clone());
+            let worker = Worker { name: name(index), address, model, all, secret };
             let (devices, link) = worker.describe(calibration)?;
+            let mut links = Vec::new();
+            for (at, (other, to_other)) in earlier.iter().enumerate() {
+                let direct = worker.measure(other)?;
+                self.hosts.direct.extend(direct.is_some().then_some((index, at)));
+                links.push(direct.unwrap_or_else(|| through(&link, to_other)));
+            }
             self.join(&worker.name, devices, &link, &links);
-            links.push(link);
-            self.hosts.hosts.push(Arc::new(worker));
+            earlier.push((worker, link));
         }
+        self.hosts.hosts =
+            earlier.into_iter().map(|(worker, _)| Arc::new(worker) as Arc<dyn Connect>).collect();
         Ok(self)
+    }
+
+    /// Returns the names of each two workers that cannot reach one another. Activations between them pass through the
+    /// coordinator.
+    pub fn relayed_workers(&self) -> Vec<[String; 2]> {
+        let count = self.hosts.hosts.len();
+        let pairs = (0..count).flat_map(|first| (first + 1..count).map(move |second| (second, first)));
+        let relayed = pairs.filter(|pair| !self.hosts.direct.contains(pair));
+        relayed.map(|(second, first)| [name(first), name(second)]).collect()
     }
 
     /// Returns the labels of the devices of workers.
@@ -141,23 +164,22 @@ impl Devices {
         self.hosts.devices.iter().map(|device| device.adapter.label()).collect()
     }
 
-    /// Adds the devices of a worker, and their links to all others. `earlier` has the links to earlier workers.
+    /// Adds the devices of a worker, and their links to all others. `links` has the links to earlier workers.
     fn join(
         &mut self,
         name: &str,
         devices: Vec<(Adapter, DeviceFacts)>,
         link: &LinkFacts,
-        earlier: &[LinkFacts],
+        links: &[LinkFacts],
     ) {
-        let host = self.hosts.hosts.len();
+        let host = links.len();
         for (mut adapter, facts) in devices {
             adapter.backend = format!("{name}/{}", adapter.backend);
             let label = adapter.label();
             let own = self.labels().into_iter().map(|other| (other, link.clone()));
             let others = self.hosts.devices.iter().filter(|other| other.host != host);
-            let others = others.map(|other| (other.adapter.label(), through(link, &earlier[other.host])));
-            let links: Vec<_> = own.chain(others).collect();
-            for (other, facts) in links {
+            let others = others.map(|other| (other.adapter.label(), links[other.host].clone()));
+            for (other, facts) in own.chain(others).collect::<Vec<_>>() {
                 self.hosts.links.push((label.clone(), other.clone(), facts.clone()));
                 self.hosts.links.push((other, label.clone(), facts));
             }
@@ -169,7 +191,12 @@ impl Devices {
     }
 }
 
-/// Returns the link between two workers, whose activations pass through the coordinator.
+/// Returns the name of a worker.
+fn name(index: usize) -> String {
+    format!("worker{}", index + 1)
+}
+
+/// Returns the link between two workers whose activations pass through the coordinator.
 fn through(a: &LinkFacts, b: &LinkFacts) -> LinkFacts {
     let mut both = a.clone();
     both.latency_us.value += b.latency_us.value;
@@ -202,6 +229,45 @@ impl Worker {
         let link = probe(&mut stream).map_err(|cause| self.address.failed(cause))?;
         stream.close();
         Ok((described, link))
+    }
+
+    /// Makes the worker measure the link to another one. Returns `None` if it cannot reach that worker.
+    fn measure(&self, other: &Self) -> Result<Option<LinkFacts>> {
+        let key = WorkerKey::generate()?;
+        let mut admitting = other.address.connect(&Version::own())?;
+        other.ask(&mut admitting, &Request::Admit(key.clone())).and_then(|answer| other.accepted(&answer))?;
+        let mut stream = self.address.connect(&Version::own())?;
+        let peer = WorkerAddress::new(other.address.address(), key);
+        let answer = self.ask(&mut stream, &Request::Measure(peer))?;
+        admitting.close();
+        stream.close();
+        match answer {
+            Answer::Link(facts) => Ok(Some(facts)),
+            Answer::Unreachable(cause) => {
+                tracing::warn!(%cause, "{} cannot reach {}; the coordinator relays", self.name, other.name);
+                Ok(None)
+            }
+            other => Err(self.address.failed(format!("an unexpected answer: {other:?}"))),
+        }
+    }
+
+    fn accepted(&self, answer: &Answer) -> Result<()> {
+        match answer {
+            Answer::Accepted => Ok(()),
+            other => Err(self.address.failed(format!("an unexpected answer: {other:?}"))),
+        }
+    }
+
+    /// Returns a direct edge of a run, as the worker needs it.
+    fn neighbour(&self, number: u64, edge: &DirectEdge) -> Neighbour {
+        let &DirectEdge { edge, other, connects } = edge;
+        let address = connects.then(|| self.all[other].address.clone());
+        Neighbour {
+            name: name(other),
+            edge,
+            key: self.secret.derived(&format!("run {number} edge {edge}")),
+            address,
+        }
     }
 
     /// Sends a request, and waits for the answer.
@@ -253,16 +319,14 @@ impl Connect for Worker {
             model: self.model.clone(),
             plan: self.plan(run.plan).to_json(),
             adapters: adapters.collect(),
+            neighbours: run.direct.iter().map(|edge| self.neighbour(run.number, edge)).collect(),
             all_logits: run.options.all_logits,
             verify_transfers: run.options.verify_transfers,
             stall_timeout: run.options.stall_timeout,
             compute_timeout: run.options.compute_timeout,
             no_self_test: run.options.no_self_test,
         };
-        let accepted = |answer: Answer| match answer {
-            Answer::Accepted => Ok(()),
-            other => Err(self.address.failed(format!("an unexpected answer: {other:?}"))),
-        };
+        let accepted = |answer: Answer| self.accepted(&answer);
         let mut control = self.address.connect(&Version::own())?;
         self.ask(&mut control, &Request::Load(Box::new(load))).and_then(accepted)?;
         let mut edges = Vec::new();
@@ -270,16 +334,17 @@ impl Connect for Worker {
             let mut stream = self.address.connect(&Version::own())?;
             let request = Request::Edge { session: session.clone(), edge };
             self.ask(&mut stream, &request).and_then(accepted)?;
-            stream.set_silence(None).map_err(|cause| self.address.failed(cause))?;
+            keep_alive(&stream);
             edges.push((edge, stream.into_stream()));
         }
         keep_alive(&control);
-        Ok(RemoteHost { name: self.name.clone(), control: Some(control.into_stream()), edges })
+        let (name, control) = (self.name.clone(), Some(control.into_stream()));
+        Ok(RemoteHost { name, is_coordinator: false, control, edges })
     }
 }
 
 /// Measures transfers to the worker and back, and compares their bytes.
-fn probe(stream: &mut TlsStream) -> io::Result<LinkFacts> {
+pub(super) fn probe(stream: &mut TlsStream) -> io::Result<LinkFacts> {
     let mut samples = Vec::new();
     for (bytes, count) in PROBES {
         let mut best = Duration::MAX;

@@ -2,6 +2,7 @@
 //! accept only a peer that has this key. Neither the key nor a part of it is sent.
 
 use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,14 @@ use std::str::FromStr;
 /// Context of the derivation of the Ed25519 key.
 const CONTEXT: &str = "ragtag 2026-11 key of a worker";
 
+/// Context of the derivation of keys for one purpose.
+const PURPOSE: &str = "ragtag 2026-11 key for one purpose";
+/// Context of the derivation of names.
+const NAME: &str = "ragtag 2026-11 name of a key";
+
 /// Key of a worker. Anyone with it may use the devices of the worker.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct WorkerKey([u8; 16]);
 
 impl fmt::Debug for WorkerKey {
@@ -64,6 +71,18 @@ impl WorkerKey {
         }
     }
 
+    /// Returns a key for one purpose, from which this key cannot be derived.
+    pub(super) fn derived(&self, purpose: &str) -> Self {
+        let bytes = blake3::derive_key(PURPOSE, &[&self.0, purpose.as_bytes()].concat());
+        Self(std::array::from_fn(|at| bytes[at]))
+    }
+
+    /// Returns the name of the key, which the end that connects sends. The key cannot be derived from it.
+    pub(super) fn name(&self) -> String {
+        let digits = blake3::Hash::from(blake3::derive_key(NAME, &self.0)).to_hex();
+        format!("{}.ragtag.invalid", &digits[..32])
+    }
+
     /// Returns the private key, as PKCS #8.
     pub(super) fn private(&self) -> Vec<u8> {
         let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
@@ -75,6 +94,20 @@ impl WorkerKey {
 impl fmt::Display for WorkerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl From<WorkerKey> for String {
+    fn from(key: WorkerKey) -> Self {
+        key.to_string()
+    }
+}
+
+impl TryFrom<String> for WorkerKey {
+    type Error = String;
+
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        text.parse()
     }
 }
 

@@ -8,10 +8,18 @@
 //! | `protocol.rs` | messages before a run |
 //! | `client.rs` | the coordinator's side |
 //! | `worker.rs` | the worker's side |
+//! | `neighbour.rs` | streams between two workers |
 
 mod client;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod figures;
 mod key;
+mod neighbour;
 mod protocol;
+#[cfg(test)]
+mod schema;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -19,4 +27,5 @@ mod worker;
 
 pub use client::WorkerAddress;
 pub use key::WorkerKey;
+pub use protocol::rewritten_frames;
 pub use worker::{WorkerServer, WorkerSettings};

@@ -1,25 +1,29 @@
 //! Messages between a coordinator and a worker before a run. In the run, the messages are those of
 //! [`ragtag_scheduler::remote`].
 
+use super::client::WorkerAddress;
+use super::key::WorkerKey;
 use super::tls::TlsStream;
 use crate::error::Result;
 use crate::model::Model;
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::DeviceFacts;
-use ragtag_scheduler::remote::write_frame;
+use ragtag_planner::{DeviceFacts, LinkFacts};
+use ragtag_scheduler::remote::{EdgeMessage, FromHost, ToHost, read_frame, write_frame};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 /// Version of the protocol. It changes with every message of this crate and of the scheduler, and with the format of
 /// plans.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
-/// Interval at which each end of a control stream shows that it lives.
-const PING: Duration = Duration::from_secs(1);
+/// Interval at which each end of a stream shows that it lives.
+const PING: Duration = Duration::from_millis(if cfg!(test) { 250 } else { 1000 });
 /// Time without a message after which the other end counts as lost.
-pub(super) const SILENCE: Duration = Duration::from_secs(10);
+pub(super) const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
 /// Maximum size of a payload before a run, in bytes.
 pub(super) const MAX_ECHO_BYTES: usize = 4 << 20;
 
@@ -51,6 +55,10 @@ pub(super) enum Request {
     Echo,
     /// Load stages. The connection is then the control stream of the run.
     Load(Box<Load>),
+    /// Accept connections with this key that measure the link, as long as this connection is open.
+    Admit(WorkerKey),
+    /// Measure the link to another worker.
+    Measure(WorkerAddress),
     /// The connection is the stream of an edge.
     Edge {
         /// The run.
@@ -69,6 +77,10 @@ pub(super) enum Answer {
     Devices(Vec<(Adapter, DeviceFacts)>),
     /// The payload of the request.
     Echo,
+    /// The link to another worker.
+    Link(LinkFacts),
+    /// The worker cannot reach another one.
+    Unreachable(String),
     /// The worker loads the stages, or takes the stream.
     Accepted,
     /// The worker cannot do what it was asked for.
@@ -135,11 +147,52 @@ pub(super) struct Load {
     pub(super) plan: String,
     /// Adapters of the stages of other hosts.
     pub(super) adapters: Vec<Adapter>,
+    /// Edges to other workers that do not pass through the coordinator.
+    pub(super) neighbours: Vec<Neighbour>,
     pub(super) all_logits: bool,
     pub(super) verify_transfers: bool,
     pub(super) stall_timeout: Option<Duration>,
     pub(super) compute_timeout: Option<Duration>,
     pub(super) no_self_test: bool,
+}
+
+/// An edge to another worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Neighbour {
+    /// Name of the other worker.
+    pub(super) name: String,
+    /// Index of the edge.
+    pub(super) edge: usize,
+    /// Key of the edge's stream.
+    pub(super) key: WorkerKey,
+    /// Address of the other worker, if this one connects.
+    pub(super) address: Option<String>,
+}
+
+/// Reads frames with messages of a kind, and writes them again. The kind is the first letter of `version`, `request`,
+/// `answer`, `to` (the host in a run), `from` (that host) or `edge`. For fuzz targets.
+///
+/// # Errors
+/// The error of the first frame that is invalid, and an error for another kind.
+pub fn rewritten_frames(kind: u8, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    match kind {
+        b'v' => rewritten::<Version>(bytes),
+        b'r' => rewritten::<Request>(bytes),
+        b'a' => rewritten::<Answer>(bytes),
+        b't' => rewritten::<ToHost>(bytes),
+        b'f' => rewritten::<FromHost>(bytes),
+        b'e' => rewritten::<EdgeMessage>(bytes),
+        _ => Err(io::Error::other("no kind of message")),
+    }
+}
+
+fn rewritten<T: Serialize + DeserializeOwned>(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut written = Vec::new();
+    while !bytes.is_empty() {
+        let (message, payload): (T, _) = read_frame(&mut bytes, MAX_ECHO_BYTES)?;
+        write_frame(&mut written, &message, &payload)?;
+    }
+    Ok(written)
 }
 
 /// Sends a ping at intervals until the connection ends.

@@ -7,12 +7,12 @@ use rustls::client::AlwaysResolvesClientRawPublicKeys;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
-use rustls::server::AlwaysResolvesServerRawPublicKeys;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{Accepted, AcceptedAlert, Acceptor, AlwaysResolvesServerRawPublicKeys};
 use rustls::sign::CertifiedKey;
 use rustls::{
     ClientConfig, ClientConnection, Connection, DigitallySignedStruct, DistinguishedName, ServerConfig,
-    ServerConnection, SignatureScheme,
+    SignatureScheme,
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -23,13 +23,15 @@ use std::time::Duration;
 /// Time limit of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Bytes that one read takes from the socket at most.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 256 << 10;
 
 /// Configurations of both ends for one key.
 #[derive(Clone)]
 pub(super) struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
+    /// Name of the key.
+    name: String,
 }
 
 impl Tls {
@@ -57,21 +59,48 @@ impl Tls {
             .with_client_cert_verifier(only)
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified)));
         server.send_tls13_tickets = 0;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), name: key.name() })
     }
 
     /// Encrypts a connection that this end has made.
     pub(super) fn connect(&self, socket: TcpStream) -> io::Result<TlsStream> {
-        let name = ServerName::try_from("ragtag.invalid").map_err(io::Error::other)?;
+        let name = ServerName::try_from(self.name.clone()).map_err(io::Error::other)?;
         let client = ClientConnection::new(Arc::clone(&self.client), name).map_err(io::Error::other)?;
         TlsStream::new(client.into(), socket)
     }
 
-    /// Encrypts a connection that this end has accepted.
-    pub(super) fn accept(&self, socket: TcpStream) -> io::Result<TlsStream> {
-        let server = ServerConnection::new(Arc::clone(&self.server)).map_err(io::Error::other)?;
-        TlsStream::new(server.into(), socket)
+    /// Encrypts a connection that this end has accepted. `choose` returns the configuration for the name of a key, with a
+    /// value that `accept` returns.
+    pub(super) fn accept<T>(
+        mut socket: TcpStream,
+        choose: impl FnOnce(&str) -> (Self, T),
+    ) -> io::Result<(TlsStream, T)> {
+        socket.set_read_timeout(Some(HANDSHAKE))?;
+        let hello = hello(&mut socket)?;
+        let (tls, chosen) = choose(hello.client_hello().server_name().unwrap_or_default());
+        let server = hello.into_connection(tls.server).map_err(|alert| refused(&mut socket, alert))?;
+        Ok((TlsStream::new(server.into(), socket)?, chosen))
     }
+}
+
+/// Receives the first message of a handshake.
+fn hello(socket: &mut TcpStream) -> io::Result<Accepted> {
+    let mut acceptor = Acceptor::default();
+    loop {
+        if acceptor.read_tls(socket)? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        if let Some(accepted) = acceptor.accept().map_err(|alert| refused(socket, alert))? {
+            return Ok(accepted);
+        }
+    }
+}
+
+/// Sends an alert, and returns its cause.
+fn refused(socket: &mut TcpStream, (cause, mut alert): (rustls::Error, AcceptedAlert)) -> io::Error {
+    // The other end may be gone.
+    let _ = alert.write_all(socket);
+    io::Error::new(ErrorKind::InvalidData, cause)
 }
 
 /// Verifier that accepts only one key.
@@ -191,8 +220,8 @@ impl ClientCertVerifier for Only {
 pub(super) struct TlsStream {
     connection: Arc<Mutex<Connection>>,
     socket: Arc<TcpStream>,
-    /// Held while bytes are sent, so that they leave in order.
-    sending: Arc<Mutex<()>>,
+    /// Encrypted bytes. Held while they are sent, so that they leave in order.
+    sending: Arc<Mutex<Vec<u8>>>,
     /// Bytes from the socket that are not decrypted yet.
     arrived: Arc<Mutex<Arrived>>,
 }
@@ -274,13 +303,13 @@ impl Read for TlsStream {
 
 impl Write for TlsStream {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bytes = Vec::with_capacity(data.len() + data.len() / 128 + 64);
+        let mut bytes = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.clear();
         {
             let mut connection = self.lock();
             connection.writer().write_all(data)?;
             while connection.wants_write() {
-                connection.write_tls(&mut bytes)?;
+                connection.write_tls(&mut *bytes)?;
             }
         }
         // Sends without the lock, so that another thread can read.

@@ -1,6 +1,8 @@
 //! The worker's side: offers the devices of this host, and runs stages of plans.
 
+use super::client::{WorkerAddress, probe};
 use super::key::WorkerKey;
+use super::neighbour::{Guest, Guests, Neighbours};
 use super::protocol::{
     Answer, Describe, Load, MAX_ECHO_BYTES, ModelId, Request, SILENCE, Version, keep_alive,
 };
@@ -28,7 +30,7 @@ use std::time::Duration;
 /// Maximum number of connections at the same time.
 const CONNECTIONS: usize = 128;
 /// Time in which the streams of a run's edges must arrive.
-const EDGES: Duration = Duration::from_secs(30);
+pub(super) const EDGES: Duration = Duration::from_secs(30);
 /// Pause after a failed `accept`, for example because the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -58,6 +60,8 @@ struct Shared {
     models: Mutex<Vec<(ModelId, Model)>>,
     /// Runs that wait for the streams of their edges.
     sessions: Mutex<HashMap<String, Sender<(usize, TlsStream)>>>,
+    /// Other workers that may connect.
+    guests: Guests,
     connections: AtomicUsize,
 }
 
@@ -72,8 +76,8 @@ impl WorkerServer {
             |cause: io::Error| Error::Worker { address: listen.to_string(), cause: cause.to_string() };
         let tls = Tls::new(&key).map_err(failed)?;
         let listener = TcpListener::bind(listen).map_err(failed)?;
-        let (models, sessions, connections) = Default::default();
-        let shared = Arc::new(Shared { devices, model, models, sessions, connections });
+        let (models, sessions, guests, connections) = Default::default();
+        let shared = Arc::new(Shared { devices, model, models, sessions, guests, connections });
         Ok(Self { listener, tls, shared })
     }
 
@@ -119,8 +123,12 @@ impl Place {
     }
 
     fn serve(self, tls: &Tls, socket: TcpStream, peer: SocketAddr) {
-        let served = tls.accept(socket).and_then(|stream| {
-            let served = self.0.greet(stream.clone());
+        let choose = |name: &str| match self.0.guests.find(name) {
+            Some((tls, guest)) => (tls, Some(guest)),
+            None => (tls.clone(), None),
+        };
+        let served = Tls::accept(socket, choose).and_then(|(stream, guest)| {
+            let served = self.0.greet(stream.clone(), guest);
             // The streams of edges belong to their runs.
             if !matches!(served, Ok(true)) {
                 stream.close();
@@ -144,8 +152,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Compares versions, and serves the requests of a connection. Returns whether the stream belongs to a run now.
-    fn greet(&self, mut stream: TlsStream) -> io::Result<bool> {
+    /// Compares versions, and serves the requests of a coordinator or of another worker. Returns whether the stream belongs
+    /// to a run now.
+    fn greet(&self, mut stream: TlsStream, guest: Option<Guest>) -> io::Result<bool> {
         stream.set_silence(Some(SILENCE))?;
         let (version, _): (Version, _) = read_frame(&mut stream, 0)?;
         write_frame(&mut stream, &Version::own(), &[])?;
@@ -155,12 +164,31 @@ impl Shared {
                 Version::own()
             )));
         }
+        let is_guest = match guest {
+            Some(Guest::Edge(edge, sender)) => return pass(stream, edge, &sender),
+            Some(Guest::Measures) => true,
+            None => false,
+        };
+        let mut admitted = Vec::new();
         loop {
             let (request, payload) = match read_frame(&mut stream, MAX_ECHO_BYTES) {
                 Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
                 request => request?,
             };
             match request {
+                request if is_guest && !matches!(request, Request::Echo) => {
+                    let error = Error::Usage("this key is for the measurement of the link alone".into());
+                    return write_frame(&mut stream, &refused(error), &[]).map(|()| false);
+                }
+                Request::Admit(key) => {
+                    admitted.push(self.guests.admit(&key, Guest::Measures)?);
+                    keep_alive(&stream);
+                    write_frame(&mut stream, &Answer::Accepted, &[])?;
+                }
+                Request::Measure(peer) => {
+                    keep_alive(&stream);
+                    write_frame(&mut stream, &measured(&peer), &[])?;
+                }
                 Request::Echo => write_frame(&mut stream, &Answer::Echo, &payload)?,
                 Request::Describe(describe) => {
                     keep_alive(&stream);
@@ -236,9 +264,7 @@ impl Shared {
             let error = Error::Usage("the run does not exist".into());
             return write_frame(&mut stream, &refused(error), &[]).map(|()| false);
         };
-        stream.set_silence(None)?;
-        write_frame(&mut stream, &Answer::Accepted, &[])?;
-        Ok(sender.send((edge, stream)).is_ok())
+        pass(stream, edge, &sender)
     }
 
     /// Loads stages of a plan, and runs them until the coordinator ends the run.
@@ -247,11 +273,15 @@ impl Shared {
             Ok(checked) => checked,
             Err(error) => return write_frame(&mut stream, &refused(error), &[]),
         };
+        let neighbours = match Neighbours::new(&self.guests, &load.neighbours) {
+            Ok(neighbours) => neighbours,
+            Err(cause) => return write_frame(&mut stream, &Answer::Refused(cause.to_string()), &[]),
+        };
         let (sender, edges) = channel();
         lock(&self.sessions).insert(load.session.clone(), sender);
         write_frame(&mut stream, &Answer::Accepted, &[])?;
         keep_alive(&stream);
-        let ran = self.run(&stream, load, (&model, &plan), edges);
+        let ran = self.run(&stream, load, (&model, &plan), (edges, neighbours));
         lock(&self.sessions).remove(&load.session);
         if let Err(error) = &ran {
             let error = match error {
@@ -280,13 +310,18 @@ impl Shared {
         stream: &TlsStream,
         load: &Load,
         (model, plan): (&Model, &Plan),
-        edges: Receiver<(usize, TlsStream)>,
+        (edges, neighbours): (Receiver<(usize, TlsStream)>, Neighbours),
     ) -> Result<()> {
         let coordinator = Coordinator { control: stream.clone(), edges: Mutex::new(edges) };
-        let device = |adapter: &Adapter| RemoteDevice { adapter: adapter.clone(), facts: None, host: 0 };
+        // The coordinator comes first. It stands for the workers without a stream to this one, too.
+        let device = |adapter: &Adapter| {
+            let host = neighbours.position(&adapter.label()).map_or(0, |at| at + 1);
+            RemoteDevice { adapter: adapter.clone(), facts: None, host }
+        };
         let devices = load.adapters.iter().map(device).collect();
-        let hosts = vec![Arc::new(coordinator) as Arc<dyn Connect>];
-        let hosts = Hosts { devices, hosts, is_worker: true, links: Vec::new() };
+        let mut hosts = vec![Arc::new(coordinator) as Arc<dyn Connect>];
+        hosts.extend(neighbours.hosts.iter().map(|host| Arc::clone(host) as Arc<dyn Connect>));
+        let hosts = Hosts { devices, hosts, is_worker: true, ..Hosts::default() };
         let devices = self.devices.clone().beside(hosts);
         let options = EngineOptions {
             all_logits: load.all_logits,
@@ -303,6 +338,23 @@ impl Shared {
         drop(claim);
         Ok(served?)
     }
+}
+
+/// Passes the stream of an edge to its run.
+fn pass(mut stream: TlsStream, edge: usize, sender: &Sender<(usize, TlsStream)>) -> io::Result<bool> {
+    write_frame(&mut stream, &Answer::Accepted, &[])?;
+    keep_alive(&stream);
+    Ok(sender.send((edge, stream)).is_ok())
+}
+
+/// Measures the link to another worker.
+fn measured(peer: &WorkerAddress) -> Answer {
+    let measured = peer.connect(&Version::own()).and_then(|mut stream| {
+        let link = probe(&mut stream).map_err(|cause| peer.failed(cause));
+        stream.close();
+        link
+    });
+    measured.map_or_else(|cause| Answer::Unreachable(cause.to_string()), Answer::Link)
 }
 
 fn refused(error: Error) -> Answer {
@@ -325,6 +377,6 @@ impl Connect for Coordinator {
             edges.push((edge, stream.into_stream()));
         }
         let control = Some(self.control.clone().into_stream());
-        Ok(RemoteHost { name: "coordinator".into(), control, edges })
+        Ok(RemoteHost { name: "coordinator".into(), is_coordinator: true, control, edges })
     }
 }

@@ -1,7 +1,7 @@
 //! Writes the planner's input as a fleet. This module knows nothing about measuring.
 
 use super::resolve::BUS_SHARE;
-use super::{FLEET_VERSION, Fleet, FleetDevice, FleetFigure, FleetLink, FleetSharedLink};
+use super::{FLEET_VERSION, Fleet, FleetDevice, FleetFigure, FleetHost, FleetLink, FleetSharedLink};
 use crate::cost::{DeviceFacts, Figure, FigureSource, Links, SharedLink};
 use serde_json::Value;
 
@@ -18,14 +18,25 @@ impl Fleet {
             bandwidth_gb_per_s: None,
             measured: Some(links.between(&from.label, &to.label).clone()),
         };
-        let entry =
-            |facts: &DeviceFacts| FleetDevice { measured: Some(facts.clone()), ..FleetDevice::default() };
+        let entry = |facts: &DeviceFacts| {
+            let (host, label) = facts.label.split_once('/').unzip();
+            let (host, label) = (host.map(str::to_owned), label.map(str::to_owned));
+            FleetDevice { host, label, measured: Some(facts.clone()), ..FleetDevice::default() }
+        };
+        let mut hosts: Vec<String> = Vec::new();
+        for (host, _) in devices.iter().filter_map(|device| device.label.split_once('/')) {
+            if !hosts.iter().any(|name| name == host) {
+                hosts.push(host.into());
+            }
+        }
+        let host = |name| FleetHost { name, memory_gib: None, networks: Vec::new() };
         Self {
             ragtag_fleet: FLEET_VERSION,
             devices: devices.iter().map(entry).collect(),
             links: pairs.filter(|(from, to)| from.label != to.label).map(link).collect(),
             shared_links: links.shared.iter().map(shared).collect(),
             host_memory_bytes,
+            hosts: hosts.into_iter().map(host).collect(),
         }
     }
 

@@ -13,6 +13,7 @@
 mod cards;
 mod export;
 mod figure;
+mod hosts;
 mod resolve;
 mod spec;
 #[cfg(test)]
@@ -57,6 +58,36 @@ pub struct Fleet {
     /// Free host memory that plans may use, in bytes. If absent, the planner does not check host memory.
     #[serde(default)]
     pub host_memory_bytes: Option<u64>,
+    /// Hosts besides the coordinator's, with the network between them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<FleetHost>,
+}
+
+/// Another machine than the coordinator's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FleetHost {
+    /// Name: letters, digits and `-_.:`. Labels of its devices begin with it and a slash.
+    pub name: String,
+    /// Free memory of the host in GiB. Its CPU and integrated devices together get no more.
+    #[serde(default)]
+    pub memory_gib: Option<FleetFigure>,
+    /// Networks to other hosts. Those to hosts earlier in the list are enough.
+    #[serde(default)]
+    pub networks: Vec<FleetNetwork>,
+}
+
+/// Network to another host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FleetNetwork {
+    /// Name of the other host. Default: the coordinator's host.
+    #[serde(default)]
+    pub to: Option<String>,
+    /// Time of the smallest message in one direction, in microseconds.
+    pub latency_us: FleetFigure,
+    /// Rate of large transfers, in units of 10⁹ bytes per second.
+    pub bandwidth_gb_per_s: FleetFigure,
 }
 
 /// A device, or several equal devices. Omitted values come from `card`, or from the device that `like` names.
@@ -64,6 +95,9 @@ pub struct Fleet {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetDevice {
+    /// Name of the device's host. Default: the coordinator's host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Label: letters, digits and `-_.:`. With `count`, the devices are named `label:0`, `label:1` and so on.
     /// Without a label, they have the label in `measured`, or are named after the card: `card:0` and so on.
     pub label: Option<String>,

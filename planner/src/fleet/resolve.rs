@@ -4,6 +4,7 @@
 //! This module knows nothing about JSON.
 
 use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
+use super::hosts::Hosts;
 use super::{
     Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, FleetLink, InvalidFleet, MAX_DEVICES, Reached,
     card, reached,
@@ -20,16 +21,16 @@ const MEMORY_SHARE: f64 = 0.95;
 pub(super) const BUS_SHARE: f64 = 0.8;
 /// Maximum number of characters in a label.
 const LABEL_CHARACTERS: usize = 64;
-const GIB: f64 = (1u64 << 30) as f64;
+pub(super) const GIB: f64 = (1u64 << 30) as f64;
 /// Maximum memory of a measured device and of the host: 64 TiB.
 const MAX_MEMORY_BYTES: u64 = 1 << 46;
 
-type Result<T> = std::result::Result<T, InvalidFleet>;
+pub(super) type Result<T> = std::result::Result<T, InvalidFleet>;
 
 /// A value from the fleet file or from a card. `is_peak` is set if the value is a theoretical peak.
 #[derive(Clone, Copy)]
-struct Stated {
-    figure: Figure,
+pub(super) struct Stated {
+    pub(super) figure: Figure,
     is_peak: bool,
 }
 
@@ -67,12 +68,15 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
         return Err(InvalidFleet::wrong("host_memory_bytes", why));
     }
     let labels = labels(&fleet.devices)?;
+    let hosts = Hosts::new(fleet)?;
     let mut devices = Vec::new();
     for (at, label) in &labels {
+        let path = format!("devices[{at}]");
         let known = known(&fleet.devices, *at, &mut Vec::new())?;
-        devices.push(device_facts(&format!("devices[{at}]"), label, &known)?);
+        devices.push(hosts.placed(&path, &fleet.devices[*at], device_facts(&path, label, &known)?)?);
     }
-    let links = links(fleet, &devices)?;
+    hosts.share_memory(&mut devices);
+    let links = links(fleet, &hosts, &devices)?;
     Ok((devices, links))
 }
 
@@ -197,7 +201,7 @@ fn check_counts(devices: &[FleetDevice]) -> Result<()> {
 }
 
 /// Checks that a label is valid. Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and in terminal output.
-fn check_label(path: &str, label: &str) -> Result<()> {
+pub(super) fn check_label(path: &str, label: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {
         let why = format!(
@@ -265,7 +269,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
 }
 
 /// Checks a value from the file. A datasheet value counts as a peak.
-fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
+pub(super) fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
     let figure = bounds.check(&format!("{path}.{field}"), figure)?;
     Ok(Stated { figure, is_peak: figure.source == FigureSource::Datasheet })
 }
@@ -474,14 +478,17 @@ impl<'a> Ends<'a> {
 }
 
 /// Returns the links that the file lists, and links through the host for all other pairs of devices.
-fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
+fn links(fleet: &Fleet, hosts: &Hosts, devices: &[DeviceFacts]) -> Result<Links> {
     let ends = Ends::new(devices);
     let mut given = given_links(fleet, &ends)?;
     let mut known = Vec::new();
     for (from, source) in devices.iter().enumerate() {
         for (to, destination) in devices.iter().enumerate().filter(|(to, _)| *to != from) {
             let given = given.remove(&(from, to)).map(|(_, facts)| facts);
-            let facts = given.unwrap_or_else(|| by_host(source, destination));
+            let facts = match given {
+                Some(facts) => facts,
+                None => hosts.between(source, destination)?,
+            };
             known.push((source.label.clone(), destination.label.clone(), facts));
         }
     }
@@ -573,7 +580,7 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
 
 /// Returns the link between two devices through host memory. The copy out of one device overlaps the copy
 /// into the other, so the slower device determines the rate.
-fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
+pub(super) fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
     let slower =
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };
     let later = if from.host_latency_us.value >= to.host_latency_us.value { from } else { to };

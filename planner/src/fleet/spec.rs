@@ -20,6 +20,7 @@ pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
         links: vec![],
         shared_links: vec![],
         host_memory_bytes: None,
+        hosts: vec![],
     })
 }
 

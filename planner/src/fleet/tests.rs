@@ -533,3 +533,58 @@ fn reported_peaks_are_scaled_and_other_values_stay_assumed() {
     assert!(is(other.fast_flops_per_s, facts.fast_flops_per_s.value, FigureSource::Assumed), "{other:?}");
     assert_eq!(with(None, None), facts);
 }
+
+/// Returns a fleet of two hosts besides the coordinator's, with one device each.
+fn hosted(hosts: &str) -> Result<Fleet, InvalidFleet> {
+    let device = r#""memory_gib": 8, "bandwidth_gb_per_s": 100, "f32_tflop_per_s": 1"#;
+    Fleet::from_json(&format!(
+        r#"{{"ragtag_fleet": 1, "devices": [
+            {{"label": "own:0", {device}}}, {{"host": "a", "label": "gpu:0", {device}}},
+            {{"host": "b", "label": "cpu:0", "kind": "cpu", "count": 2, {device}}}
+        ], "hosts": [{hosts}]}}"#
+    ))
+}
+
+#[test]
+fn devices_of_other_hosts_are_linked_by_the_network() {
+    let network = |to: &str, us: u32| format!(r#"{{{to} "latency_us": {us}, "bandwidth_gb_per_s": 1}}"#);
+    let a = format!(r#"{{"name": "a", "networks": [{}]}}"#, network("", 100));
+    let both = format!("{}, {}", network("", 200), network(r#""to": "a","#, 300));
+    let fleet = hosted(&format!(r#"{a}, {{"name": "b", "memory_gib": 10, "networks": [{both}]}}"#)).unwrap();
+    let (devices, links) = fleet.facts().unwrap();
+    let labels: Vec<_> = devices.iter().map(|device| device.label.as_str()).collect();
+    assert_eq!(labels, ["own:0", "a/gpu:0", "b/cpu:0:0", "b/cpu:0:1"]);
+    // The two devices share the memory of their host.
+    assert_eq!(devices[2].memory_bytes, 5 << 30);
+    assert!(devices.iter().all(|device| !device.in_host_memory));
+    let link = |from: &str, to: &str| links.between(from, to);
+    let own_us = 2.0 * devices[0].host_latency_us.value;
+    for (from, to, network_us) in [("own:0", "a/gpu:0", 100.0), ("b/cpu:0:0", "a/gpu:0", 300.0)] {
+        for facts in [link(from, to), link(to, from)] {
+            assert!(
+                facts.latency_us.value > network_us && facts.latency_us.value <= network_us + 2.0 * own_us
+            );
+            assert_eq!(facts.bandwidth_bytes_per_s.value, 1e9);
+        }
+    }
+    assert!(link("b/cpu:0:0", "b/cpu:0:1").latency_us.value < 100.0);
+    // An exported fleet has the same devices and links.
+    let exported = Fleet::of(&devices, &links, None);
+    assert_eq!(Fleet::from_json(&exported.to_json()).unwrap().facts().unwrap(), (devices, links));
+}
+
+#[test]
+fn hosts_without_a_network_or_a_name_are_errors() {
+    let network = r#"{"latency_us": 1, "bandwidth_gb_per_s": 1}"#;
+    let named = |name: &str| format!(r#"{{"name": "{name}", "networks": [{network}]}}"#);
+    let error = |hosts: String| hosted(&hosts).unwrap_err().to_string();
+    let missing = error(format!("{}, {}", named("a"), named("b")));
+    assert!(missing.contains("there is no network between a and b"), "{missing}");
+    assert!(error(named("a")).starts_with("devices[2].host: there is no host"), "{}", error(named("a")));
+    assert!(
+        error(format!("{}, {}", named("a"), named("a"))).starts_with("hosts[1].name: \"a\" is used twice")
+    );
+    assert!(error(named("a/b")).starts_with("hosts[0].name"));
+    let far = r#"{"name": "a", "networks": [{"to": "c", "latency_us": 1, "bandwidth_gb_per_s": 1}]}"#;
+    assert!(error(far.into()).starts_with("hosts[0].networks[0].to: \"c\" is not another host"));
+}

@@ -2,9 +2,9 @@
 //! a ring of its own. The sending proxy reads each piece from the ring once the device has written it. The receiving proxy
 //! writes it to the same place of its ring, and then passes the message on.
 
-use super::frame::{invalid, read_frame, write_frame};
+use super::frame::{Frame, invalid, read_frame_into};
 use super::limits::misfit;
-use super::{Peer, Stream};
+use super::{EdgeMessage, Peer, Stream};
 use crate::actor::{Edge, to_next, to_previous};
 use crate::core::{RunShape, StageEvent};
 use crate::error::Error;
@@ -93,30 +93,30 @@ impl EdgeProxy {
 impl EdgeSender {
     /// Sends events until the run ends.
     fn serve(&self, writer: &mut dyn Write, peer: &Peer) -> io::Result<()> {
+        let mut frame = Frame::default();
         while let Some(event) = self.next() {
-            let Some(payload) = self.payload(&event, peer)? else { continue };
-            write_frame(writer, &event, &payload)?;
+            if self.fill(&mut frame, event, peer)? {
+                frame.send(writer)?;
+            }
         }
         Ok(())
     }
 
-    /// Waits for the point in an event, and returns the bytes that follow the event. Returns `None` if the point never
-    /// passes.
-    fn payload(&self, event: &StageEvent, peer: &Peer) -> io::Result<Option<Vec<u8>>> {
-        let point = match event {
-            StageEvent::FromPrevious(ToReceiver::Piece { ready, .. }) => *ready,
-            StageEvent::FromNext(ToSender::Place { after, .. }) => *after,
-            _ => return Ok(Some(Vec::new())),
+    /// Waits for the point in an event, and fills the frame of the event. Returns `false` if the point never passes.
+    fn fill(&self, frame: &mut Frame, event: StageEvent, peer: &Peer) -> io::Result<bool> {
+        let (point, piece) = match &event {
+            StageEvent::FromPrevious(ToReceiver::Piece { ready, piece, .. }) => (Some(*ready), Some(*piece)),
+            StageEvent::FromNext(ToSender::Place { after, .. }) => (Some(*after), None),
+            _ => (None, None),
         };
-        if !self.passes(point, peer) {
-            return Ok(None);
+        if point.is_some_and(|point| !self.passes(point, peer)) {
+            return Ok(false);
         }
-        let StageEvent::FromPrevious(ToReceiver::Piece { piece, .. }) = event else {
-            return Ok(Some(Vec::new()));
-        };
+        let message = EdgeMessage::Event(event);
+        let Some(piece) = piece else { return frame.fill(&message, &[]).map(|()| true) };
         // The lease ends before the other host can return the place.
-        let bytes = self.ring.memory.read(self.ring.range(piece)?).map_err(io::Error::other)?;
-        Ok(Some(bytes.to_vec()))
+        let bytes = self.ring.memory.read(self.ring.range(&piece)?).map_err(io::Error::other)?;
+        frame.fill(&message, &bytes).map(|()| true)
     }
 
     /// Waits for an event. Returns `None` if the run ends.
@@ -161,14 +161,17 @@ impl EdgeSender {
 
 impl EdgeReceiver {
     fn serve(&mut self, reader: &mut dyn Read) -> io::Result<()> {
+        let mut payload = Vec::new();
         loop {
-            let (event, payload) = read_frame(reader, self.ring.chunk_bytes as usize)?;
-            self.deliver(event, &payload)?;
+            let message = read_frame_into(reader, self.ring.chunk_bytes as usize, &mut payload)?;
+            if let EdgeMessage::Event(event) = message {
+                self.deliver(event, &payload)?;
+            }
         }
     }
 
     /// Passes an event to the stage of this host.
-    fn deliver(&mut self, event: StageEvent, payload: &[u8]) -> io::Result<()> {
+    pub(super) fn deliver(&mut self, event: StageEvent, payload: &[u8]) -> io::Result<()> {
         let delivered = match event {
             StageEvent::HandOff { micro_batch } if !self.sends => {
                 if let Some(why) = misfit(&micro_batch, &self.run) {

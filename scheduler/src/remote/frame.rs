@@ -7,26 +7,50 @@ use std::io::{self, ErrorKind, Read, Write};
 /// Maximum size of the message of a frame, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
+/// Number of bytes for which a reader makes room at once.
+const STEP_BYTES: usize = 1 << 20;
+
+/// A frame, whose memory the next one takes.
+#[derive(Default)]
+pub(super) struct Frame(Vec<u8>);
+
+impl Frame {
+    /// Returns an error if the message is too large.
+    pub(super) fn fill(&mut self, message: &impl Serialize, payload: &[u8]) -> io::Result<()> {
+        let frame = &mut self.0;
+        frame.clear();
+        frame.extend_from_slice(&[0; 8]);
+        serde_json::to_writer(&mut *frame, message)?;
+        let lengths = (u32::try_from(frame.len() - 8), u32::try_from(payload.len()));
+        let (Ok(message), Ok(bytes)) = lengths else { return Err(invalid("a frame is too large")) };
+        if message as usize > MAX_MESSAGE_BYTES {
+            return Err(invalid("a message is too large"));
+        }
+        frame[..4].copy_from_slice(&message.to_le_bytes());
+        frame[4..8].copy_from_slice(&bytes.to_le_bytes());
+        frame.extend_from_slice(payload);
+        Ok(())
+    }
+
+    /// Sends the frame with one call of `write`.
+    pub(super) fn send(&self, writer: &mut dyn Write) -> io::Result<()> {
+        writer.write_all(&self.0)?;
+        writer.flush()
+    }
+}
+
 /// Sends a frame with one call of `write`.
 ///
 /// # Errors
 /// The errors of the writer, and an error for a message that is too large.
 pub fn write_frame(writer: &mut dyn Write, message: &impl Serialize, payload: &[u8]) -> io::Result<()> {
-    let mut frame = vec![0; 8];
-    serde_json::to_writer(&mut frame, message)?;
-    let lengths = (u32::try_from(frame.len() - 8), u32::try_from(payload.len()));
-    let (Ok(message), Ok(bytes)) = lengths else { return Err(invalid("a frame is too large")) };
-    if message as usize > MAX_MESSAGE_BYTES {
-        return Err(invalid("a message is too large"));
-    }
-    frame[..4].copy_from_slice(&message.to_le_bytes());
-    frame[4..8].copy_from_slice(&bytes.to_le_bytes());
-    frame.extend_from_slice(payload);
-    writer.write_all(&frame)?;
-    writer.flush()
+    let mut frame = Frame::default();
+    frame.fill(message, payload)?;
+    frame.send(writer)
 }
 
-/// Receives a frame with a payload of at most `max_payload` bytes. Allocates no more than what has arrived.
+/// Receives a frame with a payload of at most `max_payload` bytes. Allocates at most 1 MiB more than
+/// what has arrived.
 ///
 /// # Errors
 /// The errors of the reader, and an error of the kind `InvalidData` for a frame beyond a limit or a message that is not
@@ -35,33 +59,65 @@ pub fn read_frame<T: DeserializeOwned>(
     reader: &mut dyn Read,
     max_payload: usize,
 ) -> io::Result<(T, Vec<u8>)> {
+    let mut payload = Vec::new();
+    read_frame_into(reader, max_payload, &mut payload).map(|message| (message, payload))
+}
+
+/// Receives a frame like [`read_frame`]. Its payload replaces the content of `payload`.
+///
+/// # Errors
+/// Those of [`read_frame`].
+pub fn read_frame_into<T: DeserializeOwned>(
+    reader: &mut dyn Read,
+    max_payload: usize,
+    payload: &mut Vec<u8>,
+) -> io::Result<T> {
     let mut lengths = [0; 8];
     reader.read_exact(&mut lengths)?;
     let length = |at: usize| {
         let bytes = [lengths[at], lengths[at + 1], lengths[at + 2], lengths[at + 3]];
         u32::from_le_bytes(bytes) as usize
     };
-    let (message, payload) = (length(0), length(4));
-    if message > MAX_MESSAGE_BYTES || payload > max_payload {
+    let (message, bytes) = (length(0), length(4));
+    if message > MAX_MESSAGE_BYTES || bytes > max_payload {
         let what = format!(
-            "a frame with a message of {message} bytes and a payload of {payload} bytes exceeds the limits \
+            "a frame with a message of {message} bytes and a payload of {bytes} bytes exceeds the limits \
              ({MAX_MESSAGE_BYTES} and {max_payload} bytes)"
         );
         return Err(invalid(&what));
     }
-    let message = exactly(reader, message)?;
-    let message = serde_json::from_slice(&message)
-        .map_err(|cause| invalid(&format!("a frame with an unknown message: {cause}")))?;
-    Ok((message, exactly(reader, payload)?))
+    let mut text = Vec::new();
+    exactly(reader, message, &mut text)?;
+    exactly(reader, bytes, payload)?;
+    serde_json::from_slice(&text)
+        .map_err(|cause| invalid(&format!("a frame with an unknown message: {cause}")))
 }
 
-fn exactly(reader: &mut dyn Read, bytes: usize) -> io::Result<Vec<u8>> {
-    let mut read = Vec::new();
-    reader.take(bytes as u64).read_to_end(&mut read)?;
-    if read.len() < bytes { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
+/// Reads bytes in place of those in `read`.
+fn exactly(reader: &mut dyn Read, bytes: usize, read: &mut Vec<u8>) -> io::Result<()> {
+    let first = bytes.min(STEP_BYTES);
+    if read.len() < first {
+        // The system provides zeros faster than a loop.
+        *read = vec![0; first];
+    }
+    read.truncate(bytes);
+    let mut done = 0;
+    while done < bytes {
+        if read.len() == done {
+            read.resize(bytes.min(done + STEP_BYTES), 0);
+        }
+        reader.read_exact(&mut read[done..])?;
+        done = read.len();
+    }
+    Ok(())
 }
+
+/// Maximum length of an error, in characters. It may quote data of the other end.
+const ERROR_CHARACTERS: usize = 500;
 
 /// Returns the error for data that the protocol does not allow.
 pub(super) fn invalid(what: &str) -> io::Error {
+    let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let what: String = what.chars().take(ERROR_CHARACTERS).map(plain).collect();
     io::Error::new(ErrorKind::InvalidData, what)
 }

@@ -6,11 +6,13 @@
 //! | `frame.rs` | frames on a stream of bytes |
 //! | `peer.rs` | another host: its loss, and the end of its streams |
 //! | `edge.rs` | an edge to another host |
+//! | `check.rs` | the end of an edge without a stage, for fuzz targets |
 //! | `limits.rs` | checks of micro-batches from another host |
 //! | `host.rs` | another host, as the coordinator sees it |
 //! | `relay.rs` | an edge between two other hosts, through the coordinator |
 //! | `worker.rs` | the stages of this host, for a coordinator on another one |
 
+mod check;
 mod edge;
 mod frame;
 mod host;
@@ -19,7 +21,8 @@ mod peer;
 mod relay;
 mod worker;
 
-pub use frame::{MAX_MESSAGE_BYTES, read_frame, write_frame};
+pub use check::receive_edge;
+pub use frame::{MAX_MESSAGE_BYTES, read_frame, read_frame_into, write_frame};
 pub use worker::serve;
 
 pub(crate) use edge::{EdgeProxy, EdgeReceiver, EdgeSender, Ring};
@@ -28,7 +31,7 @@ pub(crate) use peer::Peer;
 pub(crate) use relay::Relay;
 
 use crate::actor::StageReport;
-use crate::core::{MicroBatch, MicroBatchId, ResultRows};
+use crate::core::{MicroBatch, MicroBatchId, ResultRows, StageEvent};
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -78,10 +81,12 @@ pub struct RemoteStage {
 pub struct RemoteHost {
     /// Name of the host.
     pub name: String,
+    /// Whether the host is the coordinator, whose streams end with the run.
+    pub is_coordinator: bool,
     /// Stream for the run. On the host itself, [`serve`] uses it.
     pub control: Option<Stream>,
     /// Streams for the edges between this host and that one, each with the index of the edge. The coordinator also has
-    /// one for each edge from a stage of that host to a stage of a third one.
+    /// one for each edge between that host and a third one that they do not exchange themselves.
     pub edges: Vec<(usize, Stream)>,
 }
 
@@ -92,6 +97,15 @@ pub enum ToHost {
     Ping,
     /// A micro-batch for the first stage.
     HandOff(Arc<MicroBatch>),
+}
+
+/// Messages on the stream of an edge.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum EdgeMessage {
+    /// Nothing. Shows that the other end lives.
+    Ping,
+    /// An event of the stage. The bytes of a piece follow as payload.
+    Event(StageEvent),
 }
 
 /// Messages of a host that runs stages to the coordinator.

@@ -60,9 +60,13 @@ impl Peer {
         Error::of_device(self.stages.to_vec(), self.label.clone(), cause)
     }
 
-    /// Returns an error that the host has reported. Labels of its devices begin with its name.
+    /// Returns an error that the host has reported. Labels of its devices begin with its name here. Those of other
+    /// hosts have a name already.
     pub(crate) fn named(&self, error: Error) -> Error {
-        let label = |device: String| format!("{}/{device}", self.name);
+        let label = |device: String| match device.contains('/') {
+            true => device,
+            false => format!("{}/{device}", self.name),
+        };
         match error {
             Error::Stage { stage, device, cause } => Error::Stage { stage, device: label(device), cause },
             Error::Device { stages, device, cause } => Error::Device { stages, device: label(device), cause },

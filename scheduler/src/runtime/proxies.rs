@@ -84,7 +84,7 @@ impl Hosts {
             let streams = host.control.iter().chain(host.edges.iter().map(|(_, stream)| stream));
             let peer = Arc::new(Peer {
                 name: host.name,
-                is_coordinator: host.control.is_none(),
+                is_coordinator: host.is_coordinator,
                 label: of_host().next().map(|at| self.reach[at].label.clone()).unwrap_or_default(),
                 stages: of_host().map(|at| self.stages[at]).collect(),
                 timelines: of_host().flat_map(|at| self.reach[at].timelines.clone()).collect(),

@@ -29,7 +29,7 @@ pub use load::{
 pub use observe::{CacheWork, EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
 pub use plan::SimPlanError;
 pub use request::SimRequest;
-pub use spec::{Fault, SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
+pub use spec::{Fault, SimNetwork, SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 pub use summary::{Depth, LinkUse, Percentiles, SharedLinkUse, SimSummary, StageUse};
 pub use time::{ComputeTime, CopyTime, StageCosts};
 

@@ -20,7 +20,7 @@
 //! Knows nothing about the search.
 
 use crate::core::{Limits, RunShape};
-use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
+use crate::sim::spec::{SimNetwork, SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MAX_SPANS};
 use ragtag_graph::execution::StagePart;
@@ -136,6 +136,11 @@ impl SimSpec {
             stage: simulated(stage, facts),
             passes: passes(stage, facts, &plan.stages, segments),
         });
+        let network = network(&stages, links);
+        if let (Some(last), Some(host)) = (made.last_mut(), network.hosts.last()) {
+            // The results of the last stage pass over the network to the coordinator.
+            last.logits.once_ns += network.latency_ns(0, *host);
+        }
         for (at, (edge, pair)) in plan.edges.iter().zip(stages.windows(2)).enumerate() {
             let link = link_times(pair[0].1, pair[1].1, links, &edge.routes)?;
             (made[at].routes, made[at].download, made[at + 1].upload) = (edge.routes.clone(), link.0, link.1);
@@ -149,6 +154,7 @@ impl SimSpec {
             logit_row_bytes: model.logit_row_bytes(),
             shared_links: shared_links(plan, links)?,
             message_ns: 0,
+            network,
             handling_ns: 0,
             jitter_percent: 0,
             requests: load.requests.clone(),
@@ -160,6 +166,39 @@ impl SimSpec {
             then: None,
         })
     }
+}
+
+/// Returns the host of a device. Its label begins with the name of the host and a slash. Without them, it is on the
+/// coordinator's host.
+fn host(label: &str) -> &str {
+    label.split_once('/').map_or("", |(host, _)| host)
+}
+
+/// Returns the network between the hosts of stages. Between two hosts that are no neighbours, it has no latency.
+fn network(stages: &[(&PlanStage, &DeviceFacts)], links: &Links) -> SimNetwork {
+    let mut names = vec![""];
+    let mut network = SimNetwork::default();
+    for (stage, _) in stages {
+        let name = host(&stage.device);
+        let at = names.iter().position(|other| *other == name).unwrap_or_else(|| {
+            names.push(name);
+            names.len() - 1
+        });
+        network.hosts.push(at as u32);
+    }
+    // The first stage receives from the coordinator, and the last one sends to it.
+    let own = links.known.iter().filter(|(from, _, _)| host(from).is_empty());
+    let pairs = own.chain(links.known.iter().filter(|(from, _, _)| !host(from).is_empty()));
+    for (from, to, link) in pairs {
+        let [a, b] = [from, to].map(|label| names.iter().position(|name| *name == host(label)));
+        let (Some(a), Some(b)) = (a, b) else { continue };
+        if a != b {
+            let pair = (a.min(b) as u32, a.max(b) as u32);
+            let latency_ns = nanoseconds(link.latency_us.value);
+            network.latencies_ns.entry(pair).and_modify(|ns| *ns = latency_ns.min(*ns)).or_insert(latency_ns);
+        }
+    }
+    network
 }
 
 /// Returns the parts of a stage with streamed segments. Every segment has an equal share of the stage's time.

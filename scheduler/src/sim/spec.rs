@@ -12,6 +12,7 @@ use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A simulated stage, with the timing parameters of its device.
 #[derive(Clone, Debug, PartialEq)]
@@ -188,6 +189,33 @@ pub enum Fault {
     },
 }
 
+/// Network between the hosts of a pipeline. The coordinator is on host 0. TCP loses no message: it sends a lost one again,
+/// and delivers later ones after it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SimNetwork {
+    /// Host of each stage. Stages after the last entry are on host 0.
+    pub hosts: Vec<u32>,
+    /// Time of a message between two hosts. The lower one comes first. Pieces of activations take it with their
+    /// copies ([`SimStage::upload`], [`SimStage::download`]).
+    pub latencies_ns: BTreeMap<(u32, u32), Nanoseconds>,
+    /// Number of messages per million that are lost.
+    pub lost_per_million: u32,
+    /// Time after which a lost message is sent again. It doubles with each further loss of the message.
+    pub again_ns: Nanoseconds,
+}
+
+impl SimNetwork {
+    /// Returns the host of a stage.
+    pub(super) fn host(&self, stage: usize) -> u32 {
+        self.hosts.get(stage).copied().unwrap_or(0)
+    }
+
+    /// Returns the time of a message between two hosts.
+    pub(super) fn latency_ns(&self, a: u32, b: u32) -> Nanoseconds {
+        self.latencies_ns.get(&(a.min(b), a.max(b))).copied().unwrap_or(0)
+    }
+}
+
 /// Specification of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSpec {
@@ -207,6 +235,8 @@ pub struct SimSpec {
     pub shared_links: Vec<SimSharedLink>,
     /// Maximum delay of a message.
     pub message_ns: Nanoseconds,
+    /// Network between the hosts of the stages.
+    pub network: SimNetwork,
     /// Time that an actor takes to handle a message.
     pub handling_ns: Nanoseconds,
     /// Maximum random increase of the time of a device operation, in percent.
@@ -243,7 +273,7 @@ impl SimSpec {
     /// in half of them some copies of activations write wrong bytes. With a prefill stage, in a quarter of
     /// them a copy of keys and values writes wrong bytes. In half of the others, devices refuse some copies
     /// over the peer route. In many pipelines, the cache is small, prompts share prefixes, requests end or
-    /// pause at some time, and few requests may wait.
+    /// pause at some time, and few requests may wait. A third of them have a network that delays and loses messages.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -288,6 +318,7 @@ impl SimSpec {
         faults.extend(wrong_bytes(seed, stages.len() as u32));
         faults.extend(prefill.as_ref().and_then(|_| wrong_keys_and_values(seed, stages.len() as u32)));
         faults.extend(refused_copies(seed, stages.len() as u32));
+        let network = random_network(seed, stages.len());
         Self {
             seed,
             stages,
@@ -297,6 +328,7 @@ impl SimSpec {
             shared_links: Vec::new(),
             run,
             message_ns: 10u64.pow(rng.random_range(0..6)),
+            network,
             handling_ns: 10u64.pow(rng.random_range(0..5)),
             jitter_percent: rng.random_range(0..=100),
             requests,
@@ -474,6 +506,20 @@ fn share_devices(seed: u64, stages: &mut [SimStage]) {
         }
         stage.device = format!("made-up:{device}");
         before = device;
+    }
+}
+
+/// Returns a network between three hosts for a third of the seeds.
+fn random_network(seed: u64, stages: usize) -> SimNetwork {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6e65_7477);
+    if !rng.random_ratio(1, 3) {
+        return SimNetwork::default();
+    }
+    SimNetwork {
+        hosts: (0..stages).map(|_| rng.random_range(0..3)).collect(),
+        latencies_ns: [(0, 1), (0, 2), (1, 2)].map(|pair| (pair, 10u64.pow(rng.random_range(0..7)))).into(),
+        lost_per_million: rng.random_range(0..200_000),
+        again_ns: rng.random_range(0..1_000_000),
     }
 }
 

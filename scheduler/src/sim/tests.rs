@@ -146,6 +146,23 @@ fn a_seed_is_one_run() {
     assert_eq!(simulate(&spec).unwrap(), simulate(&spec).unwrap());
 }
 
+#[test]
+fn a_network_delays_messages_and_loses_none() {
+    let time_ns = |network| simulate(&SimSpec { network, ..steady(3, 4) }).unwrap().makespan_ns;
+    let own = time_ns(SimNetwork::default());
+    let network = |latency_ns, lost_per_million| SimNetwork {
+        hosts: vec![0, 1, 2],
+        latencies_ns: [((0, 1), latency_ns), ((1, 2), latency_ns), ((0, 2), latency_ns)].into(),
+        lost_per_million,
+        again_ns: 1_000_000,
+    };
+    let slow = time_ns(network(200_000, 0));
+    assert!(slow > own + 32 * 200_000, "{slow} and {own}");
+    assert!(time_ns(network(200_000, 20_000)) > slow);
+    // Without latency and losses, hosts make no difference.
+    assert_eq!(time_ns(network(0, 0)), own);
+}
+
 /// Returns a pipeline without faults.
 fn steady(stages: usize, sequences: usize) -> SimSpec {
     let copy = CopyTime { copy_ns: 1_000, once_ns: 0, byte_ns: 1.0 };
@@ -190,6 +207,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         shared_links: Vec::new(),
         run,
         message_ns: 1_000,
+        network: SimNetwork::default(),
         handling_ns: 500,
         jitter_percent: 5,
         requests: vec![request; sequences],

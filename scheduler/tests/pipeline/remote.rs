@@ -50,8 +50,13 @@ fn connect(placement: &[usize]) -> Vec<[RemoteHost; 2]> {
     let workers = *placement.iter().max().unwrap();
     let connect = |worker: usize| {
         let [near, far] = pair();
-        let host = |name: String, control| RemoteHost { name, control: Some(control), edges: Vec::new() };
-        let mut ends = [host(format!("worker{worker}"), near), host("coordinator".into(), far)];
+        let host = |name: String, is_coordinator, control| RemoteHost {
+            name,
+            is_coordinator,
+            control: Some(control),
+            edges: Vec::new(),
+        };
+        let mut ends = [host(format!("worker{worker}"), false, near), host("coordinator".into(), true, far)];
         for (edge, between) in placement.windows(2).enumerate() {
             if between[0] != between[1] && between.contains(&worker) {
                 ends.iter_mut().zip(pair()).for_each(|(end, stream)| end.edges.push((edge, stream)));

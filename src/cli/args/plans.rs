@@ -134,6 +134,9 @@ pub(crate) struct SimulateArgs {
     /// Seed of the random arrivals and lengths.
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
+    /// Part of the messages between hosts that the network loses, in percent. Each is sent again after 200 ms.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = loss, allow_negative_numbers = true)]
+    pub(crate) network_loss: f64,
     /// Read the requests from a file.
     #[arg(long, value_name = "FILE", alias = "trace-file", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
     pub(crate) requests_file: Option<PathBuf>,
@@ -150,6 +153,12 @@ pub(crate) struct SimulateArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
+}
+
+/// Parses a share of lost messages in percent.
+fn loss(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|percent| (0.0..=50.0).contains(percent));
+    percent.ok_or_else(|| "expected a number from 0 to 50".into())
 }
 
 #[derive(Debug, Args)]

@@ -89,6 +89,9 @@ pub(super) fn joined(devices: Devices, model: &Model, wanted: &Wanted<'_>) -> Re
     let calibration = Some(&calibration).filter(|_| wanted.is_calibrated());
     let devices = devices.with_workers(model, workers, calibration)?;
     let labels = devices.labels_of_workers();
-    inform(&format!("workers=[{}]", labels.join(", ")));
+    let relayed: Vec<_> = devices.relayed_workers().iter().map(|pair| pair.join("-")).collect();
+    let relayed =
+        if relayed.is_empty() { String::new() } else { format!(" relayed=[{}]", relayed.join(", ")) };
+    inform(&format!("workers=[{}]{relayed}", labels.join(", ")));
     Ok(devices)
 }

@@ -1,4 +1,5 @@
-//! Support for the tests of all crates: golden data, counted skips, seeds, and tests in child processes.
+//! Support for the tests of all crates: golden data, counted skips, seeds, a TCP proxy, and tests in child
+//! processes.
 //!
 //! This crate is not published. It depends on no other crate of the workspace, so that the tests of every
 //! crate can use it.
@@ -8,11 +9,13 @@
 mod child;
 mod data;
 mod environment;
+mod proxy;
 mod skips;
 
 pub use child::{Child, child};
 pub use data::{golden, model, unpacked};
 pub use environment::clean_environment;
+pub use proxy::Proxy;
 pub use skips::{Skip, driver, record, recorded};
 
 /// Returns the seed for random test inputs. The seed is the value of `RAGTAG_TEST_SEED`, or 0 if the variable is

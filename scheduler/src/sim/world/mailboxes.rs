@@ -72,9 +72,14 @@ struct Mailbox {
     progress_pending: bool,
 }
 
+/// Maximum number of times that the network loses one message.
+const MOST_LOSSES: u32 = 8;
+
 /// Mailboxes of the devices, followed by the coordinator's mailbox.
 pub(super) struct Mailboxes<'a> {
     spec: &'a SimSpec,
+    /// Host of each actor.
+    hosts: Vec<u32>,
     all: Vec<Mailbox>,
     /// Arrival time of the latest message from one actor to another.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
@@ -86,10 +91,16 @@ pub(super) struct Mailboxes<'a> {
 }
 
 impl<'a> Mailboxes<'a> {
-    pub(super) fn new(spec: &'a SimSpec, capacities: impl IntoIterator<Item = Lanes>) -> Self {
+    /// `hosts` has the host of each device. The coordinator is on host 0.
+    pub(super) fn new(
+        spec: &'a SimSpec,
+        mut hosts: Vec<u32>,
+        capacities: impl IntoIterator<Item = Lanes>,
+    ) -> Self {
+        hosts.push(0);
         let mailbox = |capacity| Mailbox { capacity, ..Mailbox::default() };
         let all = capacities.into_iter().map(mailbox).collect();
-        Self { spec, all, last_arrival: BTreeMap::new(), last_passed: BTreeMap::new(), sent: 0 }
+        Self { spec, hosts, all, last_arrival: BTreeMap::new(), last_passed: BTreeMap::new(), sent: 0 }
     }
 
     /// Puts a message into a mailbox, and wakes its owner.
@@ -127,6 +138,30 @@ impl<'a> Mailboxes<'a> {
         }
     }
 
+    /// Returns the time that a message takes between two hosts.
+    fn network_ns(
+        &self,
+        queue: &mut EventQueue,
+        (from, to): (usize, usize),
+        message: &Message,
+    ) -> Nanoseconds {
+        let (network, from, to) = (&self.spec.network, self.hosts[from], self.hosts[to]);
+        if from == to {
+            return 0;
+        }
+        let has_latency = !matches!(message, Message::Stage(_, StageEvent::FromPrevious(_)));
+        let mut time_ns = if has_latency { network.latency_ns(from, to) } else { 0 };
+        let mut again_ns = network.again_ns;
+        for _ in 0..if network.lost_per_million > 0 { MOST_LOSSES } else { 0 } {
+            if queue.draw(999_999) >= u64::from(network.lost_per_million) {
+                break;
+            }
+            time_ns = time_ns.saturating_add(again_ns);
+            again_ns = again_ns.saturating_mul(2);
+        }
+        time_ns
+    }
+
     /// Sends a message from one actor to another.
     pub(super) fn send(
         &mut self,
@@ -141,6 +176,7 @@ impl<'a> Mailboxes<'a> {
             if lost { 0 } else { 1 + usize::from(self.spec.faults.contains(&Fault::MessageTwice { nth })) };
         for _ in 0..copies {
             let at = queue.now.saturating_add(queue.draw(self.spec.message_ns));
+            let at = at.saturating_add(self.network_ns(queue, (from, to), &message));
             let last = self.last_arrival.entry((from, to)).or_default();
             let mut at = at.max(*last);
             let passed = self.last_passed.entry(to).or_default();

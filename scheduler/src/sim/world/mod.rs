@@ -88,7 +88,11 @@ impl<'a> World<'a> {
         Ok(Self {
             spec,
             queue: EventQueue::new(spec.seed),
-            mailboxes: Mailboxes::new(spec, lanes.chain([Lanes::of_run(spec.run.credits)])),
+            mailboxes: Mailboxes::new(
+                spec,
+                topology.networked(),
+                lanes.chain([Lanes::of_run(spec.run.credits)]),
+            ),
             devices: topology.devices(),
             topology,
             cores,

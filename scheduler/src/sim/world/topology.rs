@@ -43,6 +43,11 @@ impl<'a> Topology<'a> {
         self.stages[stage].device.clone()
     }
 
+    /// Returns the host of each device.
+    pub(super) fn networked(&self) -> Vec<u32> {
+        self.hosted.iter().map(|stages| self.spec.network.host(stages[0])).collect()
+    }
+
     /// Returns the passages of keys and values.
     pub(super) fn passes(&self) -> &'a [SimPass] {
         self.spec.prefill.as_ref().map_or(&[], |prefill| &prefill.passes)
