@@ -3,6 +3,7 @@
 use crate::{Directory, MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
+use test_support::golden_bytes;
 
 fn open(name: &'static str, bytes: &'static [u8]) -> Model {
     let source: Arc<dyn Source> = Arc::new(MemorySource::new(name, bytes));
@@ -19,49 +20,49 @@ pub(crate) fn llama() -> Model {
 
 /// Opens a tiny model with biases for queries, keys and values.
 pub(crate) fn qwen2() -> Model {
-    open("qwen2", include_bytes!("../../tests/support/golden/tiny-qwen2/model.gguf"))
+    open("qwen2", golden_bytes("tiny-qwen2", "model.gguf"))
 }
 
 /// Opens a tiny model with a norm for each query head and each key head.
 pub(crate) fn qwen3() -> Model {
-    open("qwen3", include_bytes!("../../tests/support/golden/tiny-qwen3/model.gguf"))
+    open("qwen3", golden_bytes("tiny-qwen3", "model.gguf"))
 }
 
 /// Opens a tiny model with norms after each half of a layer, a window, and caps.
 pub(crate) fn gemma2() -> Model {
-    open("gemma2", include_bytes!("../../tests/support/golden/tiny-gemma2/model.gguf"))
+    open("gemma2", golden_bytes("tiny-gemma2", "model.gguf"))
 }
 
 /// Opens a tiny model whose products read the residual stream without a norm.
 pub(crate) fn olmo2() -> Model {
-    open("olmo2", include_bytes!("../../tests/support/golden/tiny-olmo2/model.gguf"))
+    open("olmo2", golden_bytes("tiny-olmo2", "model.gguf"))
 }
 
 /// Opens a tiny model with a factor of its embedding.
 pub(crate) fn granite() -> Model {
-    open("granite", include_bytes!("../../tests/support/golden/tiny-granite/model.gguf"))
+    open("granite", golden_bytes("tiny-granite", "model.gguf"))
 }
 
 /// Opens a tiny model with layer norms, and biases of all products.
 pub(crate) fn starcoder2() -> Model {
-    open("starcoder2", include_bytes!("../../tests/support/golden/tiny-starcoder2/model.gguf"))
+    open("starcoder2", golden_bytes("tiny-starcoder2", "model.gguf"))
 }
 
 /// Opens a tiny model with RoPE factors for short and for long contexts, from a GGUF file and from a
 /// directory.
 pub(crate) fn phi3() -> [Model; 2] {
-    let file = open("phi3", include_bytes!("../../tests/support/golden/tiny-phi3/model.gguf"));
+    let file = open("phi3", golden_bytes("tiny-phi3", "model.gguf"));
     let mut directory = Directory::new("phi3");
     let mut put =
         |name: &str, bytes: &'static [u8]| directory.insert(name, Arc::new(MemorySource::new(name, bytes)));
-    put("config.json", include_bytes!("../../tests/support/golden/tiny-phi3/config.json"));
-    put("model.safetensors", include_bytes!("../../tests/support/golden/tiny-phi3/model.safetensors"));
+    put("config.json", golden_bytes("tiny-phi3", "config.json"));
+    put("model.safetensors", golden_bytes("tiny-phi3", "model.safetensors"));
     [file, Model::from_directory(directory).unwrap()]
 }
 
 /// Opens a tiny model whose blocks cannot be divided.
 pub(crate) fn command_r() -> Model {
-    open("command-r", include_bytes!("../../tests/support/golden/tiny-command-r/model.gguf"))
+    open("command-r", golden_bytes("tiny-command-r", "model.gguf"))
 }
 
 /// Makes a model of two layers with sinks, and with experts that have biases. All its weights are zero.

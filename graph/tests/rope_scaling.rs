@@ -15,19 +15,17 @@ fn from_directory(config: &str, weights: &'static [u8]) -> Model {
     Model::from_directory(directory).unwrap()
 }
 
-macro_rules! tiny {
-    ($name:literal, $file:literal) => {
-        include_bytes!(concat!("../../tests/support/golden/tiny-", $name, "/", $file))
-    };
+fn tiny(name: &str, file: &str) -> &'static [u8] {
+    test_support::golden_bytes(&format!("tiny-{name}"), file)
 }
 
 /// Returns a tiny model with the given scaling in `config.json`.
 fn configured(scaling: &str) -> Model {
-    let config = std::str::from_utf8(tiny!("llama-yarn", "config.json")).unwrap();
+    let config = std::str::from_utf8(tiny("llama-yarn", "config.json")).unwrap();
     let (before, rest) = config.split_once("\"rope_parameters\": {").unwrap();
     let (_, after) = rest.split_once('}').unwrap();
     let config = format!("{before}\"rope_parameters\": {{\"rope_theta\": 10000.0, {scaling}}}{after}");
-    from_directory(&config, tiny!("llama-yarn", "model.safetensors"))
+    from_directory(&config, tiny("llama-yarn", "model.safetensors"))
 }
 
 fn yarn(factor: f32) -> Model {
@@ -46,7 +44,7 @@ fn a_requested_scaling_is_that_of_the_configuration() {
     let context = |model: &Model| model.hyperparameters().context;
     let (four, plain) = (yarn(4.0), configured("\"rope_type\": \"default\""));
     let linear = configured("\"rope_type\": \"linear\", \"factor\": 2.0");
-    for model in [&yarn(16.0), &from_file(tiny!("llama-yarn", "model.gguf"))] {
+    for model in [&yarn(16.0), &from_file(tiny("llama-yarn", "model.gguf"))] {
         let new = requested(model, "yarn:4");
         assert_eq!((rope(&new).yarn, rope(&new).magnitude), (rope(&four).yarn, rope(&four).magnitude));
         assert_eq!((context(model), context(&new)), (512, 128));
@@ -62,9 +60,9 @@ fn a_requested_scaling_is_that_of_the_configuration() {
 /// Checks that a requested scaling replaces factors, whose tensors the file still contains.
 #[test]
 fn a_requested_scaling_replaces_factors() {
-    let config = std::str::from_utf8(tiny!("phi3", "config.json")).unwrap();
+    let config = std::str::from_utf8(tiny("phi3", "config.json")).unwrap();
     let models =
-        [from_file(tiny!("phi3", "model.gguf")), from_directory(config, tiny!("phi3", "model.safetensors"))];
+        [from_file(tiny("phi3", "model.gguf")), from_directory(config, tiny("phi3", "model.safetensors"))];
     for model in models {
         assert_eq!(model.hyperparameters().rope.factors, RopeFactors::ByContext { original_context: 32 });
         let new = requested(&model, "linear:4");
@@ -72,6 +70,6 @@ fn a_requested_scaling_replaces_factors() {
         assert_eq!((rope.factors, rope.magnitude, rope.scale), (RopeFactors::None, 1.0, 4.0));
         assert_eq!(new.hyperparameters().context, 128);
     }
-    let llama3 = requested(&from_file(tiny!("llama3", "model.gguf")), "linear:2");
+    let llama3 = requested(&from_file(tiny("llama3", "model.gguf")), "linear:2");
     assert_eq!(llama3.hyperparameters().rope.factors, RopeFactors::None);
 }

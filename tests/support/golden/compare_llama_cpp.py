@@ -3,7 +3,7 @@
     python3 compare_llama_cpp.py                  every folder with model.gguf, ids.json and logits.npy
     python3 compare_llama_cpp.py tiny-qwen2 ...   some of them
 
-Needs the packages numpy, gguf, and llama-cpp-python or llama-cpp-py-sync (which contains a built library). Prints the
+Unpack the models before with `pack.py`. Needs the packages numpy, gguf, and llama-cpp-python or llama-cpp-py-sync (which contains a built library). Prints the
 relative error of llama.cpp's logits for each model, with a cache in float32, against the reference in float64. A model that
 llama.cpp refuses is listed with its message. Exits with 1 if the error of a model exceeds 1e-3.
 """

@@ -13,7 +13,7 @@ mod proxy;
 mod skips;
 
 pub use child::{Child, child};
-pub use data::{golden, model, unpacked};
+pub use data::{golden, golden_bytes, model, unpacked};
 pub use environment::clean_environment;
 pub use proxy::Proxy;
 pub use skips::{Skip, driver, record, recorded};
