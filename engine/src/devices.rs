@@ -369,7 +369,7 @@ impl Devices {
         self.facts_with(self.adapters_now(), host_bytes)
     }
 
-    /// Returns whether `opened` devices, of which none holds any memory yet, have the memory that `plan` needs. The process needs
+    /// Returns whether the `opened` devices have the memory that `plan` needs. They must not hold any memory yet. The process needs
     /// `host_bytes` bytes of the free host memory itself.
     pub(crate) fn have_room_for(&self, plan: &Plan, opened: &[Box<dyn Device>], host_bytes: u64) -> bool {
         let now = |adapter: &Adapter| {
