@@ -366,6 +366,35 @@ impl Devices {
 
     /// Returns [`Self::facts`] if the process needs `host_bytes` bytes of the free host memory itself.
     pub(crate) fn facts_beside(&self, host_bytes: u64) -> Vec<DeviceFacts> {
+        self.facts_with(self.adapters_now(), host_bytes)
+    }
+
+    /// Returns whether the `opened` devices have the memory that `plan` needs. They must not hold any memory yet. The process needs
+    /// `host_bytes` bytes of the free host memory itself.
+    pub(crate) fn have_room_for(&self, plan: &Plan, opened: &[Box<dyn Device>], host_bytes: u64) -> bool {
+        let now = |adapter: &Adapter| {
+            let mut adapter = adapter.clone();
+            let device = opened.iter().find(|device| device.adapter().label() == adapter.label());
+            if let Some(memory) = device.and_then(|device| device.memory().ok()) {
+                adapter.memory = memory;
+                let sharers = self.sharers(&adapter);
+                let free = adapter.memory.iter_mut().filter_map(|memory| memory.free_bytes.as_mut());
+                free.for_each(|free| *free /= sharers);
+            }
+            adapter
+        };
+        let facts = self.facts_with(self.selected().iter().map(now).collect(), host_bytes);
+        let needed = |label: &str| {
+            let stages = plan.all_stages().filter(|stage| stage.device == label);
+            stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add)
+        };
+        let host = self.host_memory_bytes(host_bytes);
+        facts.iter().all(|facts| needed(&facts.label) <= facts.memory_bytes)
+            && host.is_none_or(|free| plan.host_memory_bytes.total <= free)
+    }
+
+    /// Returns the facts of `adapters`, which are the selected ones with the memory that is free now.
+    fn facts_with(&self, adapters: Vec<Adapter>, host_bytes: u64) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
             self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
@@ -380,7 +409,7 @@ impl Devices {
             }
             self.capped(&adapter, facts(&adapter, users(&adapter)))
         };
-        self.adapters_now().into_iter().map(facts).collect()
+        adapters.into_iter().map(facts).collect()
     }
 
     /// Returns the selected adapters with the memory that is free now. Probes the drivers again if an engine of

@@ -69,6 +69,7 @@ mod session;
 mod simulate;
 mod source;
 mod stage;
+mod standby;
 mod stop;
 mod strict;
 mod trace;

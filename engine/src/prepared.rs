@@ -147,6 +147,22 @@ impl Prepared {
     }
 }
 
+impl Prepared {
+    /// Returns the same, if the opened devices have the memory that the plan needs beside other engines.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if they do not.
+    pub(crate) fn if_it_fits(self, model: &Model, devices: &Devices, plan: &Plan) -> Result<Self> {
+        let Self { spec, run, stages, claim } = self;
+        // The claim of this plan must not count.
+        drop(claim);
+        if !devices.have_room_for(plan, &spec.devices, devices.process_bytes(model)) {
+            return Err(Error::Usage("the devices have less free memory than at the start".into()));
+        }
+        Ok(Self { claim: devices.claim(plan), spec, run, stages })
+    }
+}
+
 /// Returns the options of a pipeline with `stages` stages that decode and a KV cache of `blocks` blocks.
 fn run_options(plan: &Plan, stages: usize, blocks: u32, options: &Options) -> PipelineOptions {
     let mut run = PipelineOptions::new(stages, plan.context, blocks, plan.chunk);

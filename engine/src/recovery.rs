@@ -4,6 +4,8 @@
 //! The new plan keeps the types of activations and of keys and values, and if they fit, the context and the prefill chunk.
 //! A device that has failed is not used for a minute, and twice as long after each further failure. It may then be part of
 //! the plan after the next failure of another device, and after the next change.
+//!
+//! While the engine runs, the thread plans for the failure of each device ([`crate::standby`]).
 
 use crate::device_change::{SharedWanted, Wanted};
 use crate::devices::Devices;
@@ -13,10 +15,12 @@ use crate::held::Current;
 use crate::model::Model;
 use crate::planner::Planner;
 use crate::prepared::{Options, Prepared};
+use crate::standby::{StandbyPlan, StandbyPlans};
 use ragtag_planner::plan::Plan;
-use ragtag_scheduler::{Error as RunError, Recovery};
+use ragtag_scheduler::{Error as RunError, Interruption, Recovery};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,6 +33,8 @@ const PERIOD: Duration = Duration::from_secs(3600);
 const QUIET: Duration = Duration::from_secs(60);
 /// Reciprocal of the share of its memory that a device loses to the next plan after it ran out of memory.
 const SHORT_SHARE: u64 = 16;
+/// Time after a start or a recovery until the engine plans for the next failure, so that a short run does not.
+const SETTLED: Duration = Duration::from_millis(500);
 
 /// News about the recovery of an engine.
 #[derive(Clone, Debug)]
@@ -79,8 +85,12 @@ pub struct RecoveryState {
     pub recoveries: u64,
     /// Number of failures of each device, by label.
     pub lost: BTreeMap<String, u64>,
+    /// Memory in bytes of devices that hung and were left behind, by label. A device frees it when it has finished its work.
+    pub left_bytes: BTreeMap<String, u64>,
     /// Failure from which the engine recovers now, in words.
     pub recovers_from: Option<String>,
+    /// Devices for whose failure a plan is ready, so that a recovery is quick.
+    pub planned_for: Vec<String>,
     /// Number of changes of the devices so far.
     pub changes: u64,
     /// Whether the devices change now.
@@ -122,6 +132,7 @@ pub(crate) struct Supervised {
     wanted: SharedWanted,
     /// The settings of the loaded stages.
     settings: Wanted,
+    standby: StandbyPlans,
 }
 
 impl Supervised {
@@ -135,7 +146,8 @@ impl Supervised {
     ) -> Self {
         let first = Arc::clone(&Current::lock(&current).plan);
         let (settings, wanted) = (Wanted::new(devices), Arc::new(Mutex::new(Wanted::new(devices))));
-        Self { recovery, model, planner, options, current, first, wanted, settings }
+        let standby = StandbyPlans::default();
+        Self { recovery, model, planner, options, current, first, wanted, settings, standby }
     }
 
     /// Starts the thread. Without it, the next failure ends the run.
@@ -150,7 +162,7 @@ impl Supervised {
     }
 
     fn supervise(mut self, mut history: History) {
-        while let Some(interruption) = self.recovery.wait() {
+        while let Some(interruption) = self.wait(&history) {
             let handled = match &interruption.device {
                 Some(device) => self.recover(&interruption.error, device, &mut history),
                 None if interruption.has_stopped || self.settings.is_suspended => self.change(&mut history),
@@ -168,6 +180,33 @@ impl Supervised {
                 Err(cause) => return self.give_up(&interruption.error, cause.to_string()),
             }
         }
+    }
+
+    /// Waits for an interruption. Meanwhile, plans for the failure of each device.
+    fn wait(&mut self, history: &History) -> Option<Interruption> {
+        let mut limit = SETTLED;
+        loop {
+            if let ControlFlow::Break(interruption) = self.recovery.wait_for(limit) {
+                return interruption;
+            }
+            let plan = self.current().plan.clone();
+            let next = self.standby.next(&plan).filter(|_| !self.settings.is_suspended);
+            let Some(device) = next else { return self.recovery.wait() };
+            let standby = self.plan_without(history, &device, &plan);
+            self.standby.add(device, standby);
+            self.current().recovery.planned_for = self.standby.devices();
+            limit = Duration::ZERO;
+        }
+    }
+
+    /// Makes a plan for the failure of a device.
+    fn plan_without(&self, history: &History, device: &str, before: &Plan) -> Option<StandbyPlan> {
+        let (mut settings, mut excluded) = (self.settings.settings(), self.excluded(history, &self.settings));
+        excluded.push(device.to_owned());
+        excluded.sort_unstable();
+        let known = |devices: &Devices| self.planner.clone().knowing(devices);
+        let (planner, plan) = self.plan(history, &mut settings, &excluded, before, known).ok()?;
+        Some(StandbyPlan { settings, planner, plan, excluded })
     }
 
     /// Lets the run end with the error of the device.
@@ -190,11 +229,20 @@ impl Supervised {
         callback.iter_mut().for_each(|tell| tell(news));
     }
 
-    /// Ends the stopped stages, so that their memory is free. Returns what to say about devices that hang.
-    fn clear(&self) -> Vec<String> {
+    /// Ends the stopped stages, so that their memory is free. Returns the devices that hang, and what to say about each.
+    fn clear(&self) -> BTreeMap<String, String> {
         let left = self.recovery.clear();
-        self.current().claim = None;
-        left
+        let mut current = self.current();
+        current.claim = None;
+        for device in &left {
+            let bytes = held_bytes(&current.plan, device);
+            *current.recovery.left_bytes.entry(device.clone()).or_default() += bytes;
+        }
+        let say = |device: &String| {
+            let mib = held_bytes(&current.plan, device) >> 20;
+            format!("{device} hangs and keeps its memory ({mib} MiB)")
+        };
+        left.iter().map(|device| (device.clone(), say(device))).collect()
     }
 
     /// Replaces the stages after a failure.
@@ -210,10 +258,15 @@ impl Supervised {
         self.tell(&RecoveryNews::Lost { device: device.to_owned(), error: error.clone() });
         let left = self.clear();
         let before = self.current().plan.clone();
-        let base = history.lose(error, device, &before, left.iter().any(|left| left == device), since);
-        let mut settings = self.settings.settings();
-        let (plan, mut changes) = self.replace(history, &mut settings, &base)?;
-        changes.extend(hanging(&left));
+        let base = history.lose(error, device, &before, left.contains_key(device), since);
+        let (plan, mut changes) = match self.go_on(history, device, &before) {
+            Some(done) => done,
+            None => {
+                let mut settings = self.settings.settings();
+                self.replace(history, &mut settings, &base)?
+            }
+        };
+        changes.extend(left.into_values());
         {
             let recovery = &mut self.current().recovery;
             (recovery.recoveries, recovery.recovers_from) = (recovery.recoveries + 1, None);
@@ -222,11 +275,33 @@ impl Supervised {
         Ok(())
     }
 
+    /// Loads the plan for the failure of `device`, if there is one that still applies. Returns the same as [`Self::replace`].
+    fn go_on(
+        &mut self,
+        history: &History,
+        device: &str,
+        before: &Arc<Plan>,
+    ) -> Option<(Arc<Plan>, Vec<String>)> {
+        let excluded = self.excluded(history, &self.settings);
+        let standby = self.standby.take(device, before, &excluded)?;
+        let StandbyPlan { settings, planner, plan, .. } = standby;
+        let loaded = Prepared::new(&self.model, &settings.devices, &plan, &self.options)
+            .and_then(|prepared| prepared.if_it_fits(&self.model, &settings.devices, &plan))
+            .and_then(|prepared| self.load(prepared, &plan));
+        match loaded {
+            Ok(()) => Some(self.loaded(settings, before, &planner)),
+            Err(error) => {
+                tracing::debug!(%error, "the plan for the failure does not apply");
+                None
+            }
+        }
+    }
+
     /// Replaces the stages by those that a change wants. If this fails, loads stages on the same devices as before.
     fn change(&mut self, history: &mut History) -> Result<()> {
         let since = Instant::now();
         self.current().recovery.is_changing = true;
-        let left = if self.settings.is_suspended { Vec::new() } else { self.clear() };
+        let left = if self.settings.is_suspended { BTreeMap::new() } else { self.clear() };
         let mut wanted = Wanted::lock(&self.wanted).take();
         wanted.added.iter().for_each(|device| history.forgive(device));
         let waiting = wanted.waiting.take();
@@ -249,7 +324,7 @@ impl Supervised {
             recovery.changes += u64::from(changed.is_ok());
         }
         let answer = changed.map(|(plan, mut changes)| {
-            changes.extend(hanging(&left));
+            changes.extend(left.into_values());
             let after = since.elapsed();
             self.tell(&match is_suspended {
                 true => RecoveryNews::Suspended,
@@ -286,55 +361,86 @@ impl Supervised {
         base: &Plan,
     ) -> Result<(Arc<Plan>, Vec<String>)> {
         let before = self.current().plan.clone();
-        let mut fitting = match self.planner_for(history, settings, &before).near(base) {
-            Ok((planner, plan)) => Fitting::recovering(planner, plan),
+        let excluded = self.excluded(history, settings);
+        let free = |devices: &Devices| self.planner.clone().with_free_memory(devices);
+        let (planner, plan) = self.plan(history, settings, &excluded, base, free)?;
+        let mut fitting = Fitting::recovering(planner, plan);
+        while let Err(error) = self.start_on(&settings.devices, &fitting.plan) {
+            fitting.next(&settings.devices, error)?;
+        }
+        Ok(self.loaded(settings.settings(), &before, fitting.planner()))
+    }
+
+    /// Records the settings of stages that were loaded. Returns their plan, and what differs from the previous one.
+    fn loaded(&mut self, settings: Wanted, before: &Plan, planner: &Planner) -> (Arc<Plan>, Vec<String>) {
+        self.settings = settings;
+        let plan = self.current().plan.clone();
+        let mut changes = changes(before, &plan);
+        changes.extend(self.planner.ignored(planner));
+        (plan, changes)
+    }
+
+    /// Returns the devices that must not be used, sorted by label.
+    fn excluded(&self, history: &History, settings: &Wanted) -> Vec<String> {
+        let mut excluded = history.excluded(Instant::now());
+        excluded.extend(settings.removed.iter().cloned());
+        excluded.sort_unstable();
+        excluded
+    }
+
+    /// Makes a plan near `base` without the devices `excluded`. `planner` returns the planner for the selected devices. The
+    /// CPU joins them if the model needs it and the selection is `auto`.
+    fn plan(
+        &self,
+        history: &History,
+        settings: &mut Wanted,
+        excluded: &[String],
+        base: &Plan,
+        planner: impl Fn(&Devices) -> Planner,
+    ) -> Result<(Planner, Plan)> {
+        tracing::debug!(?excluded, "planning again");
+        let near = |devices: &Devices| {
+            let planner = planner(devices).avoiding(excluded);
+            let short = history.short.iter();
+            let less =
+                |planner: Planner, (device, &bytes): (&String, &u64)| planner.holding_at_most(device, bytes);
+            short.fold(planner, less).near(base)
+        };
+        match near(&settings.devices) {
+            Ok(plan) => Ok(plan),
             // The selection `auto` leaves the CPU out only if there is a GPU.
             Err(error) => match settings.devices.joined_by_cpu() {
                 Some(devices) => {
                     settings.devices = devices;
-                    let (planner, plan) = self.planner_for(history, settings, &before).near(base)?;
-                    Fitting::recovering(planner, plan)
+                    near(&settings.devices)
                 }
-                None => return Err(error),
+                None => Err(error),
             },
-        };
-        while let Err(error) = self.load(&settings.devices, &fitting.plan) {
-            fitting.next(&settings.devices, error)?;
         }
-        self.settings = settings.settings();
-        let mut changes = changes(&before, &fitting.plan);
-        changes.extend(self.planner.ignored(fitting.planner()));
-        Ok((self.current().plan.clone(), changes))
     }
 
-    /// Returns a planner for the memory that is free now, without the devices that must not be used.
-    fn planner_for(&self, history: &History, settings: &Wanted, before: &Plan) -> Planner {
-        let mut excluded = history.excluded(Instant::now());
-        excluded.extend(settings.removed.iter().cloned());
-        let planner = self.planner.clone().with_free_memory(&settings.devices).avoiding(&excluded);
-        let short = history
-            .short
-            .iter()
-            .fold(planner, |planner, (device, &bytes)| planner.holding_at_most(device, bytes));
-        tracing::debug!(?excluded, before = %before.split(), "planning again");
-        short
+    /// Prepares the stages of `plan`, and lets the requests go on with them.
+    fn start_on(&self, devices: &Devices, plan: &Plan) -> Result<()> {
+        self.load(Prepared::new(&self.model, devices, plan, &self.options)?, plan)
     }
 
-    /// Loads the stages of `plan`, and lets the requests go on with them.
-    fn load(&self, devices: &Devices, plan: &Plan) -> Result<()> {
-        let prepared = Prepared::new(&self.model, devices, plan, &self.options)?;
+    /// Loads the prepared stages of `plan`, and lets the requests go on with them.
+    fn load(&self, prepared: Prepared, plan: &Plan) -> Result<()> {
+        tracing::debug!(plan = %plan.split(), "loading the stages");
         self.recovery.restart(prepared.spec, &prepared.run, |_| ())?;
         prepared.claim.allocated();
         let mut current = self.current();
         (current.plan, current.stages) = (Arc::new(plan.clone()), prepared.stages.into());
         (current.since, current.claim) = (Instant::now(), Some(prepared.claim));
+        current.recovery.planned_for.clear();
         Ok(())
     }
 }
 
-/// Says which devices were left behind.
-fn hanging(left: &[String]) -> impl Iterator<Item = String> {
-    left.iter().map(|device| format!("{device} hangs and keeps its memory"))
+/// Returns the memory of a device that `plan` uses, in bytes.
+fn held_bytes(plan: &Plan, device: &str) -> u64 {
+    let stages = plan.all_stages().filter(|stage| stage.device == device);
+    stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add)
 }
 
 /// Failures so far.
@@ -368,8 +474,7 @@ impl History {
         };
         let is_short = cause.is_some_and(ragtag_hal::Error::is_out_of_memory) && !is_left;
         if is_short && !self.short.contains_key(device) {
-            let stages = plan.all_stages().filter(|stage| stage.device == *device);
-            let bytes = stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add);
+            let bytes = held_bytes(plan, device);
             self.short.insert(device.to_owned(), bytes - bytes.div_ceil(SHORT_SHARE));
             return Plan { chunk: plan.chunk.div_ceil(2), ..plan.clone() };
         }

@@ -117,6 +117,7 @@ struct Gauges {
     loaded: Family<Name, Gauge>,
     recoveries: Family<Name, Counter>,
     lost: Family<Labels, Counter>,
+    left_bytes: Family<Labels, Gauge>,
     changes: Family<Name, Counter>,
     restarted_s: Family<Name, Gauge<f64, AtomicU64>>,
     continued_s: Family<Name, Gauge<f64, AtomicU64>>,
@@ -292,6 +293,10 @@ impl Gauges {
                 registry,
                 ["ragtag_devices_lost", "Failures of devices since the model was loaded, by device"],
             ),
+            left_bytes: registered(
+                registry,
+                ["ragtag_device_left_bytes", "Memory of devices that hung and were left behind, by device"],
+            ),
             changes: registered(
                 registry,
                 ["ragtag_device_changes", "Changes of the devices since the model was loaded"],
@@ -328,9 +333,12 @@ impl Gauges {
         if let Some(token_ns) = interruptions.token_ns {
             self.continued_s.get_or_create(name).set(seconds(token_ns));
         }
+        let of = |device| [name[0].clone(), ("device", device)];
         for (device, count) in recovery.lost {
-            let [model] = name.clone();
-            self.lost.get_or_create(&[model, ("device", device)]).inner().store(count, Ordering::Relaxed);
+            self.lost.get_or_create(&of(device)).inner().store(count, Ordering::Relaxed);
+        }
+        for (device, bytes) in recovery.left_bytes {
+            self.left_bytes.get_or_create(&of(device)).set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 }

@@ -45,6 +45,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<()> {
 /// Result of running the requests of a log again.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Executed {
+    /// Requests that ran. Those without tokens in the log do not.
     requests: usize,
     tokens: usize,
     /// Requests with other tokens.
@@ -67,8 +68,9 @@ fn execute(args: &ReplayArgs, replayed: &Replay, path: &Path) -> Result<Executed
     let mut placed = placed(&model, &args.devices, &placement, needs)?;
     inform(&summary(&placed.plan));
     let engine = placed.start(&model, EngineOptions::default())?;
-    let (run, others): (Vec<_>, Vec<_>) =
-        replayed.requests.iter().partition(|request| request.is_repeatable());
+    // A request without tokens was refused, failed or cancelled before the first one.
+    let answered = replayed.requests.iter().filter(|request| !request.tokens.is_empty());
+    let (run, others): (Vec<_>, Vec<_>) = answered.partition(|request| request.is_repeatable());
     let mut executed = Executed { requests: run.len(), skipped: others.len(), ..Executed::default() };
     for requests in run.chunks(PARALLEL as usize) {
         let streams: Vec<_> =
@@ -121,7 +123,9 @@ fn as_text(replayed: &Replay, executed: Option<Executed>) -> String {
     }
     match replayed.end {
         LogEnd::Limit => text += "the log ends before the run, at its limit of 1 GiB\n",
-        LogEnd::Behind => text += "the log ends before the run, because the disk was too slow\n",
+        LogEnd::Behind => {
+            text += "the log ends before the run, because the disk was too slow or an event too long\n"
+        }
         _ => {}
     }
     if let Some(Executed { requests, tokens, different, skipped }) = executed {

@@ -417,7 +417,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
 }
 
 /// Returns the resident memory of this process in bytes, if the system reports it.
-fn resident_bytes() -> Option<u64> {
+pub(crate) fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)

@@ -5,12 +5,9 @@
 //! error that names the range, instead of corrupting data.
 
 use crate::error::{Error, Result};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use crate::host_pages::HostPages;
 use std::ops::{Deref, DerefMut, Range};
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-const PAGE_BYTES: usize = 4096;
 
 struct Held {
     range: Range<usize>,
@@ -31,21 +28,11 @@ fn run_on(cores: &[usize]) {
 #[cfg(not(target_os = "linux"))]
 fn run_on(_: &[usize]) {}
 
-/// Page-aligned, zeroed host memory of fixed size.
+/// Page-aligned, zeroed host memory of fixed size. It has a mapping of its own, because an allocator may keep freed memory.
 pub struct HostRegion {
-    /// First page.
-    pointer: NonNull<u8>,
-    bytes: usize,
-    /// Allocation that contains the pages.
-    allocation: (NonNull<u8>, Layout),
+    pages: HostPages,
     held: Mutex<Vec<Held>>,
 }
-
-// SAFETY: the memory is accessed only through leases and through the pointer of `as_ptr`. Overlapping leases
-// exclude each other unless both are read leases, and any use of the pointer is unsafe.
-unsafe impl Send for HostRegion {}
-// SAFETY: the reasoning for `Send` applies here too.
-unsafe impl Sync for HostRegion {}
 
 impl std::fmt::Debug for HostRegion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -63,16 +50,9 @@ impl HostRegion {
         if bytes == 0 {
             return Err(Error::invalid("a host region of zero bytes"));
         }
-        let out_of_memory = || Error::OutOfMemory { wanted: bytes as u64, free: None };
-        // `alloc_zeroed` obtains zero pages from the system only if it need not align them. Otherwise it
-        // writes the zeros, which takes longer.
-        let layout = bytes.checked_add(PAGE_BYTES).and_then(|bytes| Layout::from_size_align(bytes, 1).ok());
-        let layout = layout.ok_or_else(out_of_memory)?;
-        // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
-        // SAFETY: the offset is less than a page, and the allocation is one page larger than the region.
-        let pointer = unsafe { start.add(start.align_offset(PAGE_BYTES)) };
-        Ok(Self { pointer, bytes, allocation: (start, layout), held: Mutex::new(Vec::new()) })
+        let pages = HostPages::new(bytes as u64);
+        let pages = pages.ok_or(Error::OutOfMemory { wanted: bytes as u64, free: None })?;
+        Ok(Self { pages, held: Mutex::default() })
     }
 
     /// Allocates a region on the NUMA node of `cores`: a thread that runs only on these cores allocates it
@@ -98,13 +78,13 @@ impl HostRegion {
 
     /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.pages.bytes() as usize
     }
 
     /// Returns a pointer to the first byte, for drivers that pin or map the memory. Accesses through the
     /// pointer need leases as well.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.pointer.as_ptr()
+        self.pages.pointer()
     }
 
     /// Leases a range for reading.
@@ -166,14 +146,6 @@ impl HostRegion {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for HostRegion {
-    fn drop(&mut self) {
-        // SAFETY: `new` allocated the memory with this layout. No lease is left, because leases borrow the
-        // region or keep it alive.
-        unsafe { dealloc(self.allocation.0.as_ptr(), self.allocation.1) }
     }
 }
 
@@ -268,7 +240,7 @@ mod tests {
         assert!(matches!(HostRegion::new(0), Err(Error::Invalid { .. })));
         assert!(matches!(HostRegion::new(usize::MAX), Err(Error::OutOfMemory { .. })));
         let region = HostRegion::new(10_000).unwrap();
-        assert_eq!((region.bytes(), region.as_ptr() as usize % PAGE_BYTES), (10_000, 0));
+        assert_eq!((region.bytes(), region.as_ptr() as usize % 4096), (10_000, 0));
         assert!(region.read(0..10_000).unwrap().iter().all(|&byte| byte == 0));
     }
 
@@ -349,8 +321,8 @@ mod tests {
     fn a_region_near_cores_is_a_zeroed_region() {
         // The last core does not exist on any machine, and some systems forbid all cores but one.
         for cores in [&[][..], &[0], &[usize::MAX], &[0, 1, 4096]] {
-            let region = HostRegion::near(3 * PAGE_BYTES + 5, cores).unwrap();
-            assert_eq!(region.bytes(), 3 * PAGE_BYTES + 5);
+            let region = HostRegion::near(3 * 4096 + 5, cores).unwrap();
+            assert_eq!(region.bytes(), 3 * 4096 + 5);
             assert!(region.read(0..region.bytes()).unwrap().iter().all(|byte| *byte == 0), "{cores:?}");
         }
         assert!(HostRegion::near(0, &[0]).is_err());

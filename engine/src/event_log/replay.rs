@@ -48,7 +48,9 @@ pub enum ReplayError {
         cause: String,
     },
     /// The log has no last line.
-    #[error("it is truncated after {events} events: the run still goes on, or its process was killed")]
+    #[error(
+        "it is truncated after {events} events: the run still goes on, its process was killed, or the disk was full"
+    )]
     Truncated {
         /// Number of events. All of them replay.
         events: u64,

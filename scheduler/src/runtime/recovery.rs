@@ -5,8 +5,10 @@ use crate::error::{Error, Result};
 use crate::runtime::request::Control;
 use crate::runtime::spec::{LoadProgress, PipelineOptions, PipelineSpec};
 use crate::runtime::stages::{Stages, load};
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Interruption of a pipeline by the failure of a device, or by [`Pipeline::interrupt`](crate::Pipeline::interrupt).
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +33,15 @@ impl Recovery {
     /// Waits until a device fails, or the owner interrupts the pipeline. Returns `None` when the pipeline has stopped.
     pub fn wait(&self) -> Option<Interruption> {
         self.interruptions.recv().ok()
+    }
+
+    /// Waits like [`wait`](Self::wait), at most for `limit`. Returns `Continue` if nothing has happened.
+    pub fn wait_for(&self, limit: Duration) -> ControlFlow<Option<Interruption>> {
+        match self.interruptions.recv_timeout(limit) {
+            Ok(interruption) => ControlFlow::Break(Some(interruption)),
+            Err(RecvTimeoutError::Disconnected) => ControlFlow::Break(None),
+            Err(RecvTimeoutError::Timeout) => ControlFlow::Continue(()),
+        }
     }
 
     /// Interrupts the pipeline, as [`Pipeline::interrupt`](crate::Pipeline::interrupt) does.

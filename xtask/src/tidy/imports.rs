@@ -146,6 +146,8 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-graph", &["ragtag-cpu"]),
     // Tests run pipelines on the CPU device.
     ("ragtag-scheduler", &["ragtag-cpu"]),
+    // A test breaks the context of the driver.
+    ("ragtag-engine", &["device-bench"]),
     // Benchmarks make their models in memory.
     ("ragtag", &["ragtag-synth", "test-drivers"]),
 ];
