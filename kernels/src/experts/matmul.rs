@@ -137,7 +137,7 @@ pub(crate) fn tiled_grid<const TILE_ROWS: u32>(constants: &[u32]) -> [u32; 3] {
     [tiles(expert_rows, TILE_ROWS), if n > 0 { experts } else { 0 }, 1]
 }
 
-/// Returns the number of experts of which a launch binds rows.
+/// Returns the number of experts that have bound rows.
 fn bound_experts(n: u32, first_row: u32, expert_rows: u32) -> u32 {
     let last_row = first_row.saturating_add(n.saturating_sub(1));
     let expert_of = |row: u32| row / expert_rows.max(1);
