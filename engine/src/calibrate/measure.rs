@@ -228,8 +228,17 @@ impl<'a> Timer<'a> {
     }
 
     fn load_segments<'d>(&self, device: &'d mut SoloDevice, segments: Range<usize>) -> Result<SoloStage<'d>> {
-        let compiled = self.steps.compile_decode(segments, device.adapter())?;
+        let compiled = self.compiled(|| self.steps.compile_decode(segments, device.adapter()))?;
         self.load(device, compiled)
+    }
+
+    /// Compiles a stage. This takes a few hundred milliseconds for a model of many blocks, and does not count towards the
+    /// budget.
+    fn compiled(&self, compile: impl FnOnce() -> Result<CompiledStage>) -> Result<CompiledStage> {
+        let start = Instant::now();
+        let compiled = compile();
+        self.budget.excuse(start.elapsed());
+        compiled
     }
 
     /// Calls `once` repeatedly for the time that [`Self::share`] returns. Stops earlier if the fraction
@@ -279,7 +288,7 @@ impl<'a> Timer<'a> {
     /// Measures the time of a micro-batch on an empty stage, in microseconds.
     fn stage_us(&self, device: &mut SoloDevice) -> Result<f64> {
         let first = self.steps.window.start.min(self.steps.head());
-        let mut compiled = self.steps.compile_decode(first..first + 1, device.adapter())?;
+        let mut compiled = self.compiled(|| self.steps.compile_decode(first..first + 1, device.adapter()))?;
         compiled.programs.iter_mut().for_each(|program| program.steps.clear());
         compiled.weights.clear();
         let mut stage = self.load(device, compiled)?;
@@ -292,7 +301,7 @@ impl<'a> Timer<'a> {
         if rows.is_empty() || self.budget.left(1.0).is_zero() {
             return Ok(None);
         }
-        let compiled = self.steps.compile_prefill(0..1, device.adapter())?;
+        let compiled = self.compiled(|| self.steps.compile_prefill(0..1, device.adapter()))?;
         let mut stage = self.load(device, compiled)?;
         let mut samples = Vec::new();
         let until = self.budget.share_after(EMBEDDING_PART);
@@ -461,7 +470,7 @@ impl<'a> Timer<'a> {
         if decode {
             return self.load_segments(device, segments);
         }
-        let compiled = self.steps.compile_prefill(segments, device.adapter())?;
+        let compiled = self.compiled(|| self.steps.compile_prefill(segments, device.adapter()))?;
         self.load(device, compiled)
     }
 

@@ -45,8 +45,10 @@ pub(crate) fn gpu(language: KernelLanguage, max_work_group_items: u32, local_mem
 fn runs_every_kernel(caps: &Caps, api: &str) {
     for kernel in Kernel::all() {
         for rows in [1, 2, 8, 512] {
-            let is_product = matches!(kernel, Kernel::MatMul(..) | Kernel::ExpertMatMul(..));
-            if kernel.is_optional() && (is_product || api != "wgsl" || rows > 1) {
+            // The only forms in WGSL are for one row.
+            let is_of_many =
+                matches!(kernel, Kernel::MatMul(..) | Kernel::ExpertMatMul(..) | Kernel::AttentionShared(_));
+            if kernel.is_optional() && (is_of_many || api != "wgsl" || rows > 1) {
                 let found = select(kernel, caps, rows);
                 let is_expert = matches!(kernel, Kernel::ExpertMatMul(_, Activations::Int8));
                 assert!(found.is_none() || (api == "wgsl" || is_expert) && rows <= 8, "{kernel} × {rows}");
