@@ -461,8 +461,11 @@ fn a_request_that_no_longer_fits_ends_alone() {
         let Error::Run(RunError::Refused(Refusal::NoLongerFits { context, .. })) = error else {
             panic!("{error:?}: {news:?}")
         };
-        assert_eq!(context, engine.plan().context);
         assert!((64..220).contains(&context), "{context}");
+        // The request ends a moment before the engine says which plan runs.
+        while engine.plan().context != context || news.lock().unwrap().len() < 2 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let news = news.lock().unwrap();
         let [RecoveryNews::Lost { device, .. }, RecoveryNews::Recovered { changes, .. }] = &news[..] else {
             panic!("{news:?}")
