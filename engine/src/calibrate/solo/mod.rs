@@ -6,6 +6,8 @@
 mod direction;
 mod link;
 mod output;
+#[cfg(test)]
+mod tests;
 mod verify;
 
 pub use link::SoloLink;
@@ -27,10 +29,12 @@ use std::time::{Duration, Instant};
 /// micro-batch takes in a busy pipeline.
 const BURST: u32 = 2;
 /// 32-bit pattern with which KV caches are filled. It is a small normal number both as two f16 values and as one
-/// f32 value.
-const FILLING: u32 = 0x2c00_2c00;
+/// f32 value. It is much smaller than the activations: otherwise attention would make all rows alike.
+const FILLING: u32 = 0x1000_1000;
 /// Bytes of different activations. More rows repeat them.
 const ACTIVATION_BYTES: u64 = 1 << 20;
+/// Start of the names of kernels for experts.
+const EXPERTS: &str = "expert-";
 
 /// A device whose stages can be timed outside a pipeline.
 pub struct SoloDevice {
@@ -63,8 +67,18 @@ impl SoloDevice {
     /// Fails if the device runs out of memory or refuses the stage, or if the weights cannot be read.
     pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
         let loaded = self.try_load(compiled, weights);
-        match loaded.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in))) {
-            Ok((memory, made_in)) => Ok(SoloStage { on: self, memory, made_in }),
+        let filled = loaded.and_then(|(memory, made_in)| {
+            self.fill(&memory)?;
+            let activations = self.activations(&memory)?;
+            Ok((memory, made_in, activations))
+        });
+        match filled {
+            Ok((memory, made_in, activations)) => {
+                let has_experts = memory.compiled().variants.iter().any(|name| name.starts_with(EXPERTS));
+                let mut stage = SoloStage { on: self, memory, made_in, activations, has_experts };
+                let rows = stage.memory.compiled().max_rows();
+                stage.write_rows(rows).map(|()| stage)
+            }
             Err(error) => {
                 self.device.clear();
                 Err(error)
@@ -95,41 +109,29 @@ impl SoloDevice {
         Ok((id, region))
     }
 
-    /// Fills the KV caches of a stage with small normal numbers, and its activations with different ones: rows that
-    /// are equal would choose the same experts.
+    /// Fills the KV caches of a stage with small normal numbers.
     fn fill(&mut self, memory: &LoneStage) -> Result<()> {
-        let compiled = memory.compiled();
-        let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
         let fills = memory.kv().map(|to| Command::Fill { to, word: FILLING }).collect();
         let filled = self.submit(QueueKind::Compute, Work::Commands(fills), &[])?;
-        self.wait(filled)?;
-        let bytes = ACTIVATION_BYTES.min(rows_bytes);
-        let activations = self.activations(bytes)?;
-        let upload = |rows: BufferRange| {
-            let starts = (0..rows.bytes).step_by(bytes.max(1) as usize);
-            starts.map(move |start| {
-                let to =
-                    BufferRange { offset: rows.offset + start, bytes: bytes.min(rows.bytes - start), ..rows };
-                Command::Upload { region: activations, offset: 0, to }
-            })
-        };
-        let uploads = (0..BURST).flat_map(|slot| upload(memory.rows(slot, rows_bytes))).collect();
-        let done = self.submit(QueueKind::Upload, Work::Commands(uploads), &[])?;
-        self.wait(done)
+        self.wait(filled)
     }
 
-    /// Returns host memory with `bytes` bytes of different activations.
-    fn activations(&mut self, bytes: u64) -> Result<RegionId> {
-        let (id, region) = self.region(bytes.max(4))?;
+    /// Returns host memory with different activations for the rows of a stage, and its size in bytes. More rows than fit
+    /// repeat them.
+    fn activations(&mut self, memory: &LoneStage) -> Result<(RegionId, u64)> {
+        let compiled = memory.compiled();
+        let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
+        let bytes = ACTIVATION_BYTES.min(rows_bytes).next_multiple_of(4).max(4);
+        let (id, region) = self.region(bytes)?;
         let mut state = 1u32;
         let words = (0..bytes / 4).flat_map(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // A number of either sign between 2⁻⁹ and 2⁻⁷ as f32, and two normal numbers as f16.
-            ((state & 0x80ff_83ff) | 0x3b00_2c00).to_le_bytes()
+            // A number of either sign between 32 and 128 as f32, and two numbers between 2 and 4 as f16.
+            ((state & 0x80ff_83ff) | 0x4200_4000).to_le_bytes()
         });
-        let mut lease = region.write(0..bytes as usize / 4 * 4).map_err(|cause| self.failed(cause))?;
+        let mut lease = region.write(0..bytes as usize).map_err(|cause| self.failed(cause))?;
         lease.iter_mut().zip(words).for_each(|(to, byte)| *to = byte);
-        Ok(id)
+        Ok((id, bytes))
     }
 
     /// Submits work and returns the point that it signals.
@@ -304,6 +306,9 @@ pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
     memory: LoneStage,
     made_in: Duration,
+    /// Host memory with different activations, and its size in bytes.
+    activations: (RegionId, u64),
+    has_experts: bool,
 }
 
 impl Drop for SoloStage<'_> {
@@ -325,6 +330,7 @@ impl SoloStage<'_> {
     /// Fails if the micro-batch does not fit the stage, or if the device fails.
     pub fn burst_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
+        self.renew(&batch)?;
         let start = Instant::now();
         let points = (0..BURST).map(|slot| self.compute(slot, &batch)).collect::<Result<Vec<_>>>()?;
         let last = points[points.len() - 1];
@@ -346,6 +352,7 @@ impl SoloStage<'_> {
     /// The errors of [`SoloStage::burst_us`].
     pub fn single_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
+        self.renew(&batch)?;
         let start = Instant::now();
         let computed = self.compute(0, &batch)?;
         self.on.wait(computed)?;
@@ -391,6 +398,28 @@ impl SoloStage<'_> {
         let CompiledStage { programs, kv_ring, .. } = self.memory.compiled();
         let table_blocks = programs.last().map_or(0, |program| program.params.table_blocks);
         batch.micro_batch(table_blocks, *kv_ring)
+    }
+
+    /// Writes the rows of a micro-batch anew if the stage has experts. A stage replaces its rows: after many runs, they
+    /// would be very large, and they choose the experts.
+    fn renew(&mut self, batch: &MicroBatch) -> Result<()> {
+        if self.has_experts { self.write_rows(batch.rows()) } else { Ok(()) }
+    }
+
+    /// Writes different activations to the first `rows` rows of each slot.
+    fn write_rows(&mut self, rows: u32) -> Result<()> {
+        let (region, bytes) = self.activations;
+        let rows_bytes = u64::from(rows) * self.memory.compiled().edge_row_bytes();
+        let upload = |rows: BufferRange| {
+            (0..rows.bytes).step_by(bytes as usize).map(move |start| {
+                let to =
+                    BufferRange { offset: rows.offset + start, bytes: bytes.min(rows.bytes - start), ..rows };
+                Command::Upload { region, offset: 0, to }
+            })
+        };
+        let uploads = (0..BURST).flat_map(|slot| upload(self.memory.rows(slot, rows_bytes))).collect();
+        let done = self.on.submit(QueueKind::Upload, Work::Commands(uploads), &[])?;
+        self.on.wait(done)
     }
 
     fn compute(&mut self, slot: u32, batch: &MicroBatch) -> Result<Point> {
