@@ -3,12 +3,12 @@
 
 #![allow(clippy::print_stdout)] // the report is the purpose of the test
 
-use device_bench::{Bench, all, function, module_of};
+use device_bench::{Bench, STRAY, STRAY_PTX, all, function, module_of};
 use ragtag_engine::{
     Activations, DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, KvType, Model, Planner,
     Prompt, RecoveryNews, Result, Split,
 };
-use ragtag_hal::{Access, Binding, Command, Device, Dispatch, EntryAbi, KernelLanguage, ModuleId, QueueKind};
+use ragtag_hal::{Access, Binding, Command, Device, Dispatch, KernelLanguage, ModuleId, QueueKind};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -21,32 +21,6 @@ const TOKENS: u32 = 64;
 const BEFORE: usize = STREAMS * 8;
 /// Number of streams that may differ after a near tie.
 const NEAR_TIES: usize = 4;
-
-/// A kernel that violates its ABI: it writes a word far outside its binding.
-static STRAY: EntryAbi = EntryAbi {
-    name: "stray",
-    bindings: &[Access::Write],
-    constants: 1,
-    extents: |_, extents| extents[0] = 4,
-};
-
-const TEXT: &str = "
-.version 8.0
-.target sm_61
-.address_size 64
-.visible .entry stray(.param .u64 out, .param .u32 far)
-{
-	.reg .b32 %r<2>;
-	.reg .b64 %a<3>;
-	ld.param.u64 %a1, [out];
-	ld.param.u32 %r1, [far];
-	cvt.u64.u32 %a2, %r1;
-	shl.b64 %a2, %a2, 20;
-	add.u64 %a1, %a1, %a2;
-	st.u32 [%a1], %r1;
-	ret;
-}
-";
 
 fn selected(labels: &[String]) -> Devices {
     let mut options = DeviceOptions::selecting(labels.join(","));
@@ -197,7 +171,7 @@ fn thirty_two_streams_survive_a_broken_cuda_context() {
     let engine = halves(&model, &devices, ends, options);
     let adapter = devices.report().adapter(cuda).unwrap();
     let mut bench = Bench::new(devices.open_adapter(adapter).unwrap());
-    let module = module_of(KernelLanguage::Ptx, TEXT.into(), function("stray"));
+    let module = module_of(KernelLanguage::Ptx, STRAY_PTX.into(), function("stray"));
     let module = ragtag_hal::Module { entries: vec![&STRAY], ..module };
     bench.device.create_module(ModuleId(1), &module).unwrap();
     let mut fault = Instant::now();

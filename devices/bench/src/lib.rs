@@ -26,7 +26,7 @@ mod text;
 pub use probes::{prints_its_probe, probed};
 pub use shared::shares;
 pub use spir_v::scale_binary;
-pub use stray::goes_astray;
+pub use stray::{STRAY, STRAY_PTX, goes_astray};
 pub use text::{
     Code, SCALE, function, module_of, module_of_codes, scale_code, scale_code_adding, scale_text,
 };

@@ -7,12 +7,31 @@ use ragtag_hal::{
 };
 
 /// A kernel that violates its ABI: it writes a word far outside its binding.
-static STRAY: EntryAbi = EntryAbi {
+pub static STRAY: EntryAbi = EntryAbi {
     name: "stray",
     bindings: &[Access::Write],
     constants: 1,
     extents: |_, extents| extents[0] = 4,
 };
+
+/// The kernel `stray` for CUDA.
+pub const STRAY_PTX: &str = "
+.version 8.0
+.target sm_61
+.address_size 64
+.visible .entry stray(.param .u64 out, .param .u32 far)
+{
+	.reg .b32 %r<2>;
+	.reg .b64 %a<3>;
+	ld.param.u64 %a1, [out];
+	ld.param.u32 %r1, [far];
+	cvt.u64.u32 %a2, %r1;
+	shl.b64 %a2, %a2, 20;
+	add.u64 %a1, %a1, %a2;
+	st.u32 [%a1], %r1;
+	ret;
+}
+";
 
 /// Causes a device loss with the kernel `stray`, which writes a word at the distance `far` from its binding.
 /// Returns the first error and the error that reports the loss. Returns `None` if the device confines kernels

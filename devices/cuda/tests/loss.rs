@@ -8,24 +8,6 @@ mod support;
 use ragtag_hal::{Command, Device, Error, KernelLanguage, Limits, QueueKind};
 use support::*;
 
-const TEXT: &str = "
-.version 8.0
-.target sm_61
-.address_size 64
-.visible .entry stray(.param .u64 out, .param .u32 far)
-{
-	.reg .b32 %r<2>;
-	.reg .b64 %a<3>;
-	ld.param.u64 %a1, [out];
-	ld.param.u32 %r1, [far];
-	cvt.u64.u32 %a2, %r1;
-	shl.b64 %a2, %a2, 20;
-	add.u64 %a1, %a1, %a2;
-	st.u32 [%a1], %r1;
-	ret;
-}
-";
-
 #[test]
 fn a_stray_kernel_loses_the_device() {
     let backend = backend();
@@ -34,7 +16,7 @@ fn a_stray_kernel_loses_the_device() {
     let others = others.iter().zip(1..).map(|(other, id)| open(&backend, other, id, &Limits::default()));
     let others: Vec<_> = others.map(Bench::new).collect();
     let anew = support::backend();
-    let lost = goes_astray([&backend, &anew], adapter, (KernelLanguage::Ptx, TEXT), 0x7000_0000);
+    let lost = goes_astray([&backend, &anew], adapter, (KernelLanguage::Ptx, STRAY_PTX), 0x7000_0000);
     let [first, later] = lost.unwrap_or_else(|| panic!("{} is not lost", adapter.label()));
     let Error::Lost { cause } = first.root() else { panic!("{first:?}") };
     assert!(cause.contains("cu") && cause.contains("700"), "the call and its code: {cause}");
