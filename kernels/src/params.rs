@@ -2,8 +2,8 @@
 //!
 //! Each slot in the parameter ring of a stage has one block. The *capacities* of a block are fixed when the
 //! program is compiled. The *counts* in its header define the part that is in use. Kernels do not compute or
-//! write rows beyond the counts. The block tables are packed at the end, so the words in use are the start of
-//! the block, and only they are written and uploaded.
+//! write rows beyond the counts. The block tables are packed at the end, and the draws follow them. So the words in
+//! use are the start of the block, and only they are written and uploaded.
 //!
 //! | words | content |
 //! | --- | --- |
@@ -17,6 +17,9 @@
 //! | logit rows | indices of the rows that need logits |
 //! | rows | start of the block table of each row's sequence, in words from the first table |
 //! | sequences × table blocks | block tables, without gaps: the cache blocks with the positions of a sequence, [`BLOCK_TOKENS`] per block |
+//! | 3 × logit rows | draw from each row of logits, right behind the tables: see [`Draw`] |
+
+use crate::picks::noise::Draw;
 
 /// Number of positions per block of the KV cache.
 pub const BLOCK_TOKENS: usize = 16;
@@ -81,7 +84,8 @@ impl ParamsShape {
 
     /// Returns the number of words in the block.
     pub fn words(&self) -> usize {
-        self.tables() + self.sequences as usize * self.table_blocks as usize
+        let tables = self.sequences as usize * self.table_blocks as usize;
+        self.tables() + tables + Draw::WORDS * self.logit_rows as usize
     }
 
     /// Returns the number of bytes in the block.

@@ -38,7 +38,7 @@ pub use runtime::{
     PipelineSpec, PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
 };
 pub use sampling::shaping::{LogProbabilities, ShapedSampler, Shaping, TokenLogProbability, TokenMask};
-pub use sampling::{Picks, Sampler, Sampling, SamplingError, token_log_probability};
+pub use sampling::{Noise, Picks, Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};
 pub use transfers::{Crossed, EdgeReport};
 pub use trial::trial;

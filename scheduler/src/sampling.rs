@@ -3,18 +3,19 @@
 //! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
 //! min-p therefore use the probabilities before the temperature is applied. A sampler has its own random
 //! generator, so its results are deterministic. Identical settings with a seed, logits and histories produce
-//! identical tokens on every machine.
+//! identical tokens on every machine. The one exception are draws without filters from two tokens that nearly tie: devices
+//! round their logarithms differently.
 //!
 //! Most settings depend only on the best logits of a row, so the host reads these alone: see [`Picks`]. A temperature
-//! without filters needs all logits. Its draw has a loop of its own in `softmax.rs`, which rounds differently from the
-//! general draw, so it defines the tokens of such settings.
+//! without filters needs all logits. Then the device draws the token: see [`Noise`].
 //!
 //! This module does not depend on the source of the logits.
 
+mod noise;
 mod picks;
 pub mod shaping;
-mod softmax;
 
+pub use noise::Noise;
 pub use picks::Picks;
 pub use shaping::token_log_probability;
 
@@ -27,7 +28,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divisor of the logits. If it is 0, the sampler always selects the token with the largest logit, and
-    /// the lowest id among equal logits.
+    /// the lowest id among equal logits. Without filters and penalties, others count as at least 0.001 and at most 1000.
     pub temperature: f32,
     /// Number of most likely tokens to keep. The value 0 keeps all tokens.
     pub top_k: u32,
@@ -226,10 +227,10 @@ impl Sampler {
         if self.settings.temperature == 0.0 && self.settings.repetition_penalty == 1.0 {
             return likeliest(logits).ok_or(none);
         }
+        if self.settings.is_plain() {
+            return self.draw_plain(logits).ok_or(none);
+        }
         SCRATCH.with_borrow_mut(|scratch| {
-            if self.settings.is_plain() {
-                return scratch.draw_plain(logits, self.settings.temperature, &mut self.draws).ok_or(none);
-            }
             scratch.collect(&self.settings, logits, history);
             scratch.choose(&self.settings, &mut self.draws).ok_or(none)
         })
@@ -424,8 +425,15 @@ fn drawn_seed() -> u64 {
 struct SplitMix64(u64);
 
 impl SplitMix64 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    /// Skips `count` numbers.
+    fn skip(&mut self, count: u32) {
+        self.0 = self.0.wrapping_add(Self::STEP.wrapping_mul(count.into()));
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(Self::STEP);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -490,6 +490,7 @@ mod tests {
             blocks: [].into(),
             ring: [].into(),
             logits,
+            noise: None,
         };
         let batch = |items| MicroBatch { id: MicroBatchId(1), credit: 0, items };
         let chunk = batch(vec![item(4, &[1, 2, 3], LogitRows::None), item(9, &[5], LogitRows::Last)]);

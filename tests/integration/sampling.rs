@@ -2,7 +2,7 @@
 
 use crate::gpus::{adapters, compiles_anew};
 use crate::support::{self, Checkpoint, SMALL, Setup, block_on, listen, within};
-use ragtag::{Generation, Model, Prompt, Sampling};
+use ragtag::{Generation, Model, Prompt, Sampling, Shaping};
 use ragtag_hal::Adapter;
 use test_support::nightly;
 
@@ -26,20 +26,40 @@ fn check(what: &str, model: &Model, ids: &[u32], new_tokens: usize, setup: &Setu
     assert!(ids.len() + new_tokens <= TOKENS);
     let engine = support::engine(model, &Setup { sequences: 6, all_logits: false, ..setup.clone() });
     let session = engine.session();
-    let start = |sampling: Sampling| {
+    let start_shaped = |sampling: Sampling, shaping: Shaping| {
         let max_tokens = new_tokens as u32;
-        let generation =
-            Generation { sampling, max_tokens, ignore_end: true, cache: false, ..Generation::default() };
+        let generation = Generation {
+            sampling,
+            shaping,
+            max_tokens,
+            ignore_end: true,
+            cache: false,
+            ..Generation::default()
+        };
         session.generate(Prompt::Tokens(ids), &generation).unwrap()
     };
+    let start = |sampling| start_shaped(sampling, Shaping::default());
     let tokens = |stream| block_on(listen(stream)).unwrap().ids;
     // A micro-batch whose requests all read the best logits returns little to the host.
     tokens(start(Sampling::default()));
     let returned = engine.stats().token_return.decode;
-    assert!(returned.crossings > 0 && returned.bytes == 520 * returned.crossings, "{what}: {returned:?}");
+    assert!(returned.crossings > 0 && returned.bytes == 528 * returned.crossings, "{what}: {returned:?}");
     let settings = [(0.0, 0), (0.8, 1), (1.5, 2)].map(|(temperature, seed)| pair(temperature, seed));
     for [best, whole] in settings {
         assert_eq!(tokens(start(best)), tokens(start(whole)), "{what}, {best:?} alone");
+    }
+    // The device draws from the whole distribution. For log probabilities, the host reads whole rows and draws from these.
+    let reported = Shaping { log_probabilities: Some(0), ..Shaping::default() };
+    for seed in 0..4 {
+        let plain = Sampling {
+            temperature: 1.3,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: Some(seed),
+            ..Sampling::default()
+        };
+        assert_eq!(tokens(start(plain)), tokens(start_shaped(plain, reported.clone())), "{what}, {plain:?}");
     }
     let streams: Vec<_> = settings.iter().flatten().map(|sampling| start(*sampling)).collect();
     let ids: Vec<_> = streams.into_iter().map(tokens).collect();

@@ -16,7 +16,7 @@ use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::remote::Remote;
 use ragtag_scheduler::{
-    Flow, Job, Picks, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler,
+    Flow, Job, Noise, Picks, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler,
     Sampling, StageSpec,
 };
 use std::sync::mpsc;
@@ -143,6 +143,10 @@ impl Sample for FixedChoice {
 
     fn wants_rows(&self) -> bool {
         self.sampler.wants_rows()
+    }
+
+    fn noise(&self) -> Option<Noise> {
+        self.sampler.noise()
     }
 
     fn sample_picks(&mut self, picks: &Picks<'_>, history: &[u32]) -> std::result::Result<u32, String> {

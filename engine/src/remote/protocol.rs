@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Version of the protocol. It changes with every message of this crate and of the scheduler, and with the format of
 /// plans.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 
 /// Interval at which each end of a stream shows that it lives.
 const PING: Duration = Duration::from_millis(if cfg!(test) { 250 } else { 1000 });

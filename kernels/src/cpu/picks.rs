@@ -4,6 +4,8 @@
 use super::isa::Isa;
 use super::row::{Row, RowWise};
 use crate::kernel::Kernel;
+use crate::params::USED_WORDS;
+use crate::picks::noise::Draw;
 use crate::picks::peaks::MAX_PART;
 use crate::picks::{BEST, NO_ID, RECORD_WORDS};
 
@@ -64,6 +66,23 @@ fn write_best(ranks: &mut [u64], out: &mut [u32]) -> f32 {
     }
     out[2 * BEST] = out[0];
     f32::from_bits(out[0])
+}
+
+/// Returns the draw from logit row `index`. The draws are the last parameter words in use. Returns `None` if there are fewer
+/// words.
+#[inline(always)]
+fn draw_of(row: Row<'_>, index: usize) -> Option<Draw> {
+    let params = row.all::<u32>(0);
+    let end = params[USED_WORDS as usize] as usize;
+    let first = end.checked_sub(Draw::WORDS * row.used_rows())?;
+    params.get(first..end)?.as_chunks().0.get(index).map(Draw::of_words)
+}
+
+/// Writes the key and the id of the drawn candidate to a record.
+#[inline(always)]
+fn write_drawn(drawn: Option<(f32, u32)>, out: &mut [u32]) {
+    let (key, id) = drawn.unwrap_or((f32::NEG_INFINITY, NO_ID));
+    (out[2 * BEST + 2], out[2 * BEST + 3]) = (key.to_bits(), id);
 }
 
 /// Returns a logit that at least [`BEST`] logits of `x` reach, or −∞. Of that many columns, each has a logit that is
@@ -146,6 +165,8 @@ unsafe impl RowWise for Peaks {
         let out = row.write_as::<u32>(2, RECORD_WORDS);
         let best = write_best(&mut candidates.ranks[..candidates.count], out);
         out[2 * BEST + 1] = sum_of_weights(s, x, best).to_bits();
+        let draw = draw_of(row, row.index / parts);
+        write_drawn(draw.and_then(|draw| draw.of(x, first as u32, best)), out);
     }
 }
 
@@ -159,6 +180,7 @@ unsafe impl RowWise for Picks {
     #[inline(always)]
     fn row<S: Isa>(_: S, row: Row<'_>) {
         let [_, _, parts] = row.constants().map(|constant| constant as usize);
+        let draw = draw_of(row, row.index);
         let words = &row.all::<u32>(1)[row.index * parts * RECORD_WORDS..][..parts * RECORD_WORDS];
         let records = words.as_chunks::<RECORD_WORDS>().0;
         let out = row.write_as::<u32>(2, RECORD_WORDS);
@@ -175,5 +197,11 @@ unsafe impl RowWise for Picks {
             f64::from(sum) * (f64::from(largest) - best).exp()
         });
         out[2 * BEST + 1] = (sums.fold(0.0, |a, b| a + b) as f32).to_bits();
+        let drawn = records.iter().filter(|record| record[2 * BEST + 3] != NO_ID);
+        let keys = drawn.filter_map(|record| {
+            let [largest, key] = [record[2 * BEST], record[2 * BEST + 2]].map(f32::from_bits);
+            rank(key + draw?.scaled(largest, best as f32), record[2 * BEST + 3])
+        });
+        write_drawn(keys.max().map(of_rank), out);
     }
 }

@@ -72,6 +72,13 @@ impl<'a> Row<'a> {
         self.call.float(index)
     }
 
+    /// Returns the number of rows in use: see [`RowWise::rows`].
+    #[inline(always)]
+    pub fn used_rows(self) -> usize {
+        let [capacity, word] = array(&self.call.constants[..2]);
+        count(self.all(0), word, capacity)
+    }
+
     /// Returns all of a binding, for reading.
     #[inline(always)]
     pub fn all<T>(self, binding: usize) -> &'a [T] {

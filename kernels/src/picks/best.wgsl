@@ -2,7 +2,7 @@
 // candidates.
 
 const BEST = 64u;
-const RECORD = 2u * BEST + 2u;
+const RECORD = 2u * BEST + 4u;
 // Number of values that an item reads at once, and of candidates in `kept`.
 const EACH = 16u;
 const KEPT = BEST * (EACH + 1u);
@@ -31,6 +31,15 @@ fn weight_of(key: u32, largest: u32) -> f32 {
     let half_way = 0.5 * bitcast<f32>(bits_of(key)) - 0.5 * bitcast<f32>(bits_of(largest));
     return select(exp(2.0 * max(half_way, -45.0)), 0.0, half_way < -45.0);
 }
+
+// Computes (value − largest) · scale from the bits of two values. Halves keep the difference finite.
+fn scaled(value: u32, largest: u32, scale: f32) -> f32 {
+    return (0.5 * bitcast<f32>(value) - 0.5 * bitcast<f32>(largest)) * (2.0 * scale);
+}
+
+// Returns the index of the parameter words of a row's draw: the words of a seed, and a scale. The draws are the last words
+// in use.
+fn draw_of(row: u32, word: u32, rows: u32) -> u32 { return params[3] - 3u * count(word, rows) + 3u * row; }
 
 // Returns the number of the items' candidates that come before that of this item.
 fn order_of(item: u32, own: vec2<u32>) -> u32 {
@@ -71,7 +80,7 @@ fn sort_best(item: u32, all_kept: u32) {
 }
 
 // Writes a record of the sorted `kept`. Places without a candidate have the id NOWHERE.
-fn write_record(item: u32, start: u32, sum: f32) {
+fn write_record(item: u32, start: u32, sum: f32, drawn: vec2<u32>) {
     if item < BEST {
         let one = kept[item];
         out[start + item] = select(bits_of(one.x), SIGN | INFINITE, one.x == 0u);
@@ -80,5 +89,7 @@ fn write_record(item: u32, start: u32, sum: f32) {
     if item == 0u {
         out[start + 2u * BEST] = select(bits_of(kept[0].x), SIGN | INFINITE, kept[0].x == 0u);
         out[start + 2u * BEST + 1u] = bitcast<u32>(sum);
+        out[start + 2u * BEST + 2u] = select(bits_of(drawn.x), SIGN | INFINITE, drawn.x == 0u);
+        out[start + 2u * BEST + 3u] = select(drawn.y, NOWHERE, drawn.x == 0u);
     }
 }

@@ -11,10 +11,12 @@
 //! parts per row. A launch has one group per row.
 //!
 //! A record consists of [`RECORD_WORDS`] words: [`BEST`] values in descending order (f32), their ids (u32), the
-//! largest value (f32), and the sum of exp(value − largest) over all candidates of the row (f32). NaN and −∞ are no
-//! candidates. A place without a candidate has the value −∞ and the id [`NO_ID`]. +∞ counts as the largest finite
-//! number. Among equal values, the lowest id comes first. +0 and −0 are equal, and the record has +0.
+//! largest value (f32), the sum of exp(value − largest) over all candidates of the row (f32), and the key (f32) and the
+//! id of the drawn candidate: see [`noise`]. NaN and −∞ are no candidates. A place without a candidate has the value −∞ and the id [`NO_ID`]. +∞ counts as the largest finite
+//! number. Among equal values, the lowest id comes first. +0 and −0 are equal, and the record has +0. If nothing is drawn,
+//! the key is −∞ and the id [`NO_ID`].
 
+pub mod noise;
 pub mod peaks;
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, words};
@@ -22,14 +24,18 @@ use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Kernel, Spec};
 use crate::layout::Layout;
+use crate::params::USED_WORDS;
 use crate::rows::RowKernel;
 use crate::wgsl::programs::{ORDER, in_groups};
+use noise::Draw;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of candidates in a record.
 pub const BEST: usize = 64;
 /// Number of words in a record.
-pub const RECORD_WORDS: usize = 2 * BEST + 2;
+pub const RECORD_WORDS: usize = 2 * BEST + 4;
+/// Index of the word with the id of the drawn candidate.
+pub const DRAWN: usize = 2 * BEST + 3;
 /// Number of bytes in a record.
 pub const RECORD_BYTES: u64 = 4 * RECORD_WORDS as u64;
 /// Id of a place without a candidate.
@@ -59,11 +65,38 @@ pub(super) struct Record {
     best: Vec<(f32, u32)>,
     /// Sum of exp(value − largest) over all candidates.
     sum: f64,
+    /// Key and id of the drawn candidate.
+    drawn: Option<(f64, u32)>,
+}
+
+/// Keys of a reference that differ by less are not compared.
+const MARGIN: f64 = 1e-3;
+
+/// Returns a random draw for each row, or none. The largest keys of the row and of its parts are not close to the next ones.
+pub(super) fn draws(random: &mut Random, rows: &[Vec<f32>], part: usize) -> Vec<Draw> {
+    let mut draw = |row: &Vec<f32>| loop {
+        let seed = [(); 2].map(|()| random.below(1 << 32) as u32);
+        let draw = Draw { seed, scale: [0.0, 0.5, 1.0, 2.0][random.below(4)] };
+        let is_clear = |(first, values): (u32, &[f32])| {
+            draw.exact(values, first).is_none_or(|(_, _, margin)| margin > MARGIN)
+        };
+        if is_clear((0, row)) && (0..).step_by(part).zip(row.chunks(part)).all(is_clear) {
+            return draw;
+        }
+    };
+    rows.iter().map(|row| draw(row)).collect()
+}
+
+/// Returns the header of the parameter block and, right behind it, the draws of the rows in use.
+pub(super) fn params(shape: &RowShape, draws: &[Draw]) -> Vec<u32> {
+    let mut header = shape.header();
+    header[USED_WORDS as usize] = (header.len() + Draw::WORDS * shape.rows) as u32;
+    header.into_iter().chain(draws[..shape.rows].iter().flat_map(Draw::words)).collect()
 }
 
 impl Record {
     /// Sorts all candidates of `x`, whose first id is `first`.
-    pub(super) fn new(x: &[f32], first: u32) -> Self {
+    pub(super) fn new(x: &[f32], first: u32, draw: &Draw) -> Self {
         let finite = |x: &f32| if *x == 0.0 { 0.0 } else { x.min(f32::MAX) };
         let all = x.iter().zip(first..).filter(|(x, _)| **x > f32::NEG_INFINITY);
         let mut best: Vec<_> = all.map(|(x, id)| (finite(x), id)).collect();
@@ -71,10 +104,11 @@ impl Record {
         let largest = best.first().map_or(0.0, |(x, _)| f64::from(*x));
         let sum = best.iter().fold(0.0, |sum, (x, _)| sum + (f64::from(*x) - largest).exp());
         best.truncate(BEST);
-        Self { best, sum }
+        let drawn = draw.exact(x, first).map(|(key, id, _)| (key, id));
+        Self { best, sum, drawn }
     }
 
-    /// Returns the words that must be exact: all except the sum.
+    /// Returns the words that must be exact: all except the sum and the key.
     fn words(&self) -> [Option<u32>; RECORD_WORDS] {
         let mut words = [Some(f32::NEG_INFINITY.to_bits()); RECORD_WORDS];
         words[BEST..2 * BEST].fill(Some(NO_ID));
@@ -83,26 +117,35 @@ impl Record {
         }
         words[2 * BEST] = words[0];
         words[2 * BEST + 1] = None;
+        (words[2 * BEST + 2], words[2 * BEST + 3]) = match self.drawn {
+            Some((_, id)) => (None, Some(id)),
+            None => (words[2 * BEST + 2], Some(NO_ID)),
+        };
         words
     }
 
     /// Returns the record as a kernel writes it.
     fn written(&self) -> [u32; RECORD_WORDS] {
-        self.words().map(|word| word.unwrap_or((self.sum as f32).to_bits()))
+        let key = self.drawn.map_or(f32::NEG_INFINITY, |(key, _)| key as f32);
+        let mut words = self.words();
+        words[2 * BEST + 1] = Some((self.sum as f32).to_bits());
+        words[2 * BEST + 2] = Some(key.to_bits());
+        words.map(|word| word.unwrap_or_default())
     }
 }
 
 /// Returns the expected content of an array of records. The launch writes the first `used` of them.
 pub(super) fn content(records: &[Record], used: usize) -> Content {
-    let (mut words, mut sums) = (Vec::new(), Vec::new());
+    let (mut words, mut values) = (Vec::new(), Vec::new());
     for (i, record) in records.iter().enumerate() {
         // Poison.
         let unused = [Some(u32::MAX); RECORD_WORDS];
         words.extend(if i < used { record.words() } else { unused });
-        sums.extend([None; RECORD_WORDS - 1]);
-        sums.push((i < used).then_some(record.sum));
+        let key = record.drawn.map(|(key, _)| key);
+        values.extend([None; RECORD_WORDS - 3]);
+        values.extend([Some(record.sum), key, None].map(|value| value.filter(|_| i < used)));
     }
-    Content::Both { words, values: sums }
+    Content::Both { words, values }
 }
 
 /// Returns the WGSL program of a kernel.
@@ -121,7 +164,7 @@ macro_rules! wgsl {
 use wgsl;
 
 /// Upper bound of the local memory of a group, in bytes.
-const LOCAL_BYTES: u64 = 14 << 10;
+const LOCAL_BYTES: u64 = 17 << 10;
 
 pub(crate) struct Picks;
 
@@ -163,13 +206,19 @@ impl Spec for Picks {
 /// Returns a case for rows of `width` values in parts of `part` values.
 fn case(random: &mut Random, shape: RowShape, width: usize, part: usize) -> Case {
     let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
-    let parts = rows.iter().flat_map(|row| (0..).step_by(part).zip(row.chunks(part)));
-    let parts: Vec<u32> = parts.flat_map(|(first, part)| Record::new(part, first).written()).collect();
-    let records: Vec<_> = rows.iter().map(|row| Record::new(row, 0)).collect();
+    let draws = draws(random, &rows, part);
+    let parts = draws.iter().zip(&rows).flat_map(|(draw, row)| {
+        (0..)
+            .step_by(part)
+            .zip(row.chunks(part))
+            .flat_map(|(first, part)| Record::new(part, first, draw).written())
+    });
+    let parts: Vec<u32> = parts.collect();
+    let records: Vec<_> = rows.iter().zip(&draws).map(|(row, draw)| Record::new(row, 0, draw)).collect();
     let count = width.div_ceil(part);
     let label = format!("{count} parts of {}", shape.label(width));
     let case = Build::new(Kernel::Picks, label, &[shape.capacity, shape.count_word as usize, count]);
-    let case = case.words(&shape.header()).words(&parts).poison(shape.capacity * RECORD_WORDS * 4);
+    let case = case.words(&params(&shape, &draws)).words(&parts).poison(shape.capacity * RECORD_WORDS * 4);
     case.expect(2, content(&records, shape.rows)).done()
 }
 
@@ -181,7 +230,8 @@ mod tests {
     fn the_reference_matches_the_definition() {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         let row = [nan, 1.0, f32::MAX, -infinity, 1.0, infinity, -0.0, 0.0, -f32::MAX];
-        let record = Record::new(&row, 7);
+        let draw = Draw { seed: [3, 4], scale: 1.0 };
+        let record = Record::new(&row, 7, &draw);
         let expected = [(9, f32::MAX), (12, f32::MAX), (8, 1.0), (11, 1.0), (13, 0.0), (14, 0.0)];
         let expected = expected.into_iter().chain([(15, -f32::MAX)]);
         assert!(
@@ -195,7 +245,10 @@ mod tests {
         let words = record.written();
         assert_eq!((words[7], words[BEST + 7], words[2 * BEST]), (0xff80_0000, NO_ID, f32::MAX.to_bits()));
         assert_eq!(f32::from_bits(words[2 * BEST + 1]), 2.0);
-        let none = Record::new(&[nan, -infinity], 0).written();
+        let (key, id, _) = draw.exact(&row, 7).unwrap();
+        assert_eq!((words[2 * BEST + 2], words[2 * BEST + 3]), ((key as f32).to_bits(), id));
+        let none = Record::new(&[nan, -infinity], 0, &draw).written();
+        assert_eq!((none[2 * BEST + 2], none[2 * BEST + 3]), (0xff80_0000, NO_ID));
         assert_eq!((none[0], none[2 * BEST], none[2 * BEST + 1]), (0xff80_0000, 0xff80_0000, 0));
     }
 
@@ -206,9 +259,9 @@ mod tests {
             (abi.extents)(constants, &mut out);
             out
         };
-        assert_eq!(extents(&ABI, &[3, 0, 2]), [16, 6 * 520, 3 * 520]);
+        assert_eq!(extents(&ABI, &[3, 0, 2]), [16, 6 * 528, 3 * 528]);
         assert_eq!(extents(&ABI, &[3, 0, 0])[1], IMPOSSIBLE);
-        assert_eq!(extents(&peaks::ABI, &[3, 0, 70, 32]), [16, 840, 9 * 520]);
+        assert_eq!(extents(&peaks::ABI, &[3, 0, 70, 32]), [16, 840, 9 * 528]);
         for (width, part) in [(70, 0), (70, peaks::MAX_PART + 1), (0, 32)] {
             assert_eq!(extents(&peaks::ABI, &[3, 0, width, part])[1..], [IMPOSSIBLE; 2], "{width} {part}");
         }

@@ -7,10 +7,11 @@
 //! | 2 | parts: `[rows, parts]` records, written |
 //!
 //! The constants are the row capacity, the index of the parameter word that holds the row count, the width, and the
-//! number of values per part, 1 to [`MAX_PART`]. The last part of a row may be shorter. A launch has one group per row
+//! number of values per part, 1 to [`MAX_PART`]. The draws are the last parameter words in use. The last part of a row may be shorter. A launch has one group per row
 //! and part. The ids of a record are positions in the row.
 
-use super::{LOCAL_BYTES, RECORD_WORDS, Record, content, records, wgsl};
+use super::noise::Draw;
+use super::{LOCAL_BYTES, RECORD_WORDS, Record, content, draws, params, records, wgsl};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Kernel, Spec};
@@ -69,7 +70,7 @@ impl Spec for Peaks {
         for (shape, (width, part)) in shapes.chain(vocabulary) {
             out.push(case(random, shape, width, part));
         }
-        out.push(ascending());
+        out.push(ascending(random));
         out
     }
 
@@ -82,25 +83,30 @@ impl Spec for Peaks {
 
 fn case(random: &mut Random, shape: RowShape, width: usize, part: usize) -> Case {
     let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
-    with_rows(shape, &rows, part)
+    let draws = draws(random, &rows, part);
+    with_rows(shape, &rows, &draws, part)
 }
 
 /// Returns a case in which the best values belong to few work items, or to successive ones.
-fn ascending() -> Case {
+fn ascending(random: &mut Random) -> Case {
     let width = MAX_PART as usize;
     let up = (0..width).map(|i| i as f32 / 1e3).collect();
     let few = (0..width).map(|i| if i % 256 < 4 { i as f32 / 1e3 } else { -1.0 }).collect();
-    with_rows(RowShape { capacity: 2, rows: 2, count_word: 1 }, &[up, few], width)
+    let rows = [up, few];
+    let draws = draws(random, &rows, width);
+    with_rows(RowShape { capacity: 2, rows: 2, count_word: 1 }, &rows, &draws, width)
 }
 
-fn with_rows(shape: RowShape, rows: &[Vec<f32>], part: usize) -> Case {
+fn with_rows(shape: RowShape, rows: &[Vec<f32>], draws: &[Draw], part: usize) -> Case {
     let width = rows[0].len();
-    let parts = rows.iter().flat_map(|row| (0..).step_by(part).zip(row.chunks(part)));
-    let records: Vec<_> = parts.map(|(first, part)| Record::new(part, first)).collect();
+    let records = rows.iter().zip(draws).flat_map(|(row, draw)| {
+        (0..).step_by(part).zip(row.chunks(part)).map(|(first, part)| Record::new(part, first, draw))
+    });
+    let records: Vec<_> = records.collect();
     let count = width.div_ceil(part);
     let label = format!("{count} parts of {}", shape.label(width));
     let constants = [shape.capacity, shape.count_word as usize, width, part];
-    let case = Build::new(Kernel::Peaks, label, &constants).words(&shape.header());
+    let case = Build::new(Kernel::Peaks, label, &constants).words(&params(&shape, draws));
     let case = case.floats(&rows.concat()).poison(records.len() * RECORD_WORDS * 4);
     case.expect(2, content(&records, shape.rows * count)).done()
 }

@@ -15,6 +15,7 @@ KERNEL(ITEMS) picks(
     SHARED ulong ranks[ITEMS];
     SHARED ulong kept[KEPT];
     SHARED float scratch[REDUCE_SPACE];
+    SHARED ulong best_ranks[REDUCE_SPACE];
     bool is_used = GROUP(0) < count(params, word, rows);
     parts = is_used ? parts : 0;
     const GLOBAL uint *from = x + (size_t)GROUP(0) * parts * RECORD;
@@ -39,13 +40,20 @@ KERNEL(ITEMS) picks(
         sort_best(ranks, kept, KEPT);
     }
     float largest = value_of(kept[0]), sum = 0.0f;
+    float scale = is_used ? AS_FLOAT(params[draw_of(params, word, rows) + 2]) : 0.0f;
+    ulong drawn = 0;
     for (uint part = ITEM; part < parts; part += ITEMS) {
         const GLOBAL uint *record = from + (size_t)part * RECORD;
         if (record[BEST] != ~0u) {
             float weight = weight_of(AS_FLOAT(record[2 * BEST]), largest);
             sum += AS_FLOAT(record[2 * BEST + 1]) * weight;
         }
+        if (record[2 * BEST + 3] != ~0u) {
+            float lower = scaled(AS_FLOAT(record[2 * BEST]), largest, scale);
+            drawn = max(drawn, candidate(AS_FLOAT(record[2 * BEST + 2]) + lower, record[2 * BEST + 3]));
+        }
     }
     sum = group_sum(scratch, sum);
-    if (is_used) write_record(out + (size_t)GROUP(0) * RECORD, kept, sum);
+    drawn = group_best(best_ranks, drawn);
+    if (is_used) write_record(out + (size_t)GROUP(0) * RECORD, kept, sum, drawn);
 }

@@ -50,13 +50,22 @@ fn picks(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     }
     let largest = kept[0].x;
     var sum = 0.0;
+    let scale = bitcast<f32>(params[draw_of(row, constants.word, constants.rows) + 2u]);
+    var drawn = NONE;
     for (var part = item.index; part < constants.parts; part += ITEMS) {
         let record = records + part * RECORD;
         if x[record + BEST] != NOWHERE {
             let key = key_of(x[record + 2u * BEST]);
             sum += bitcast<f32>(x[record + 2u * BEST + 1u]) * weight_of(key, largest);
         }
+        let place = x[record + 2u * BEST + 3u];
+        if place != NOWHERE {
+            let key = bitcast<f32>(x[record + 2u * BEST + 2u]);
+            let lower = scaled(x[record + 2u * BEST], bits_of(largest), scale);
+            drawn = best_of(drawn, candidate(bitcast<u32>(key + lower), place));
+        }
     }
     sum = group_sum(item, sum);
-    write_record(item.index, row * RECORD, sum);
+    drawn = group_best(item, drawn);
+    write_record(item.index, row * RECORD, sum, drawn);
 }

@@ -140,7 +140,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
     assert_eq!(stage.scratch, 4096);
     let params = 4 * (4 + 3 * 4 + 2 + 3 * 2);
     assert!(params < 256);
-    assert_eq!(stage.slots, 2 * (256 + 416 + 2048 + class_bytes(2 * 520)));
+    assert_eq!(stage.slots, 2 * (256 + 416 + 2048 + class_bytes(2 * 528)));
     assert_eq!(sizes.stage(0..2, Streamed::NONE, &shape, 0, &device()).slots, 2 * (256 + 416));
     assert_eq!(stage.total, stage.weights + stage.kv + stage.scratch + stage.slots + 77);
     assert_eq!(stage.available, 1 << 30);

@@ -298,6 +298,7 @@ mod tests {
             blocks: blocks.into(),
             ring: [1, 2, 5].into(),
             logits: LogitRows::None,
+            noise: None,
         };
         // Positions 20 to 49 are in blocks 1 to 3 of the first sequence.
         let items = vec![item(20, 30, &[9, 4, 5, 7, 8]), item(0, 16, &[8, 3])];

@@ -1,6 +1,8 @@
 //! Micro-batches, and the parameter blocks that kernels read for them.
 
+use crate::sampling::Noise;
 use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, USED_WORDS};
+use ragtag_kernels::picks::noise::Draw;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -66,6 +68,9 @@ pub struct Item {
     pub ring: Arc<[u32]>,
     /// The rows that need logits.
     pub logits: LogitRows,
+    /// Noise with which the device draws a token from the last row.
+    #[serde(default)]
+    pub noise: Option<Noise>,
 }
 
 impl Item {
@@ -219,6 +224,13 @@ pub fn write_params(
             words[shape.logit_rows() + place as usize] = row as u32;
         }
     }
+    for (item, logits) in batch.with_logit_rows() {
+        let draw = item.noise.map_or([0; Draw::WORDS], |noise| noise.draw().words());
+        for place in logits {
+            words[end + Draw::WORDS * place as usize..][..Draw::WORDS].copy_from_slice(&draw);
+        }
+    }
+    end += Draw::WORDS * logit_rows;
     words[USED_WORDS as usize] = end as u32;
     Ok(end)
 }
@@ -237,6 +249,7 @@ mod tests {
             blocks: blocks.into(),
             ring: [11, 12].into(),
             logits,
+            noise: None,
         }
     }
 

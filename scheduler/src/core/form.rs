@@ -220,6 +220,10 @@ impl RunCore {
             tokens: sequence.tokens_from(sequence.entered).take(rows as usize).collect(),
             ring,
             logits,
+            noise: sequence
+                .noise
+                .filter(|_| logits == LogitRows::Picks)
+                .map(|noise| noise.after(sequence.new_tokens())),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::core::SequenceId;
 use crate::sampling::shaping::LogProbabilities;
-use crate::sampling::{Picks, Sampling};
+use crate::sampling::{Noise, Picks, Sampling};
 use serde::{Deserialize, Serialize};
 
 /// Selects the next tokens of one sequence. Each request has its own sampler, with its own settings and
@@ -24,6 +24,11 @@ pub trait Sample: Send {
     /// ([`sample_picks`](Self::sample_picks)) where the device finds them.
     fn wants_rows(&self) -> bool {
         true
+    }
+
+    /// Returns the noise with which the device draws all tokens, if the whole distribution counts.
+    fn noise(&self) -> Option<Noise> {
+        None
     }
 
     /// Like [`sample`](Self::sample), but from the best logits.
@@ -61,6 +66,10 @@ impl Sample for crate::sampling::Sampler {
 
     fn wants_rows(&self) -> bool {
         crate::sampling::Sampler::wants_rows(self)
+    }
+
+    fn noise(&self) -> Option<Noise> {
+        crate::sampling::Sampler::noise(self)
     }
 
     fn sample_picks(&mut self, picks: &Picks<'_>, history: &[u32]) -> Result<u32, String> {

@@ -3,6 +3,7 @@
 use crate::core::pool::{Holding, Root};
 use crate::core::{LogitRows, Nanoseconds, Path, RunShape, SequenceId};
 use crate::error::Refusal;
+use crate::sampling::Noise;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -42,13 +43,16 @@ pub struct Prompt {
     /// Whether tokens are sampled from whole rows of logits, and not from their best logits.
     #[serde(default)]
     pub whole_rows: bool,
+    /// Noise with which the device draws the tokens, if it does.
+    #[serde(default)]
+    pub noise: Option<Noise>,
 }
 
 impl Prompt {
     /// Creates a request of normal priority that shares its prefix, has no deadline, and reads the best logits.
     pub fn new(tokens: Arc<[u32]>, want: Want) -> Self {
         let (priority, deadline_ns) = (Priority::Normal, None);
-        Self { tokens, want, shares_prefix: true, priority, deadline_ns, whole_rows: false }
+        Self { tokens, want, shares_prefix: true, priority, deadline_ns, whole_rows: false, noise: None }
     }
 }
 
@@ -135,6 +139,8 @@ pub(crate) struct Sequence {
     pub(crate) deadline_ns: Option<Nanoseconds>,
     /// Whether the request reads whole rows of logits.
     whole_rows: bool,
+    /// Noise with which the device draws the tokens.
+    pub(crate) noise: Option<Noise>,
     /// Logits of the row after which a token is sampled.
     pub(crate) last_row: LogitRows,
     /// Maximum number of cache blocks that the sequence needs.
@@ -233,7 +239,7 @@ impl Sequence {
         total_blocks: u32,
         now: Nanoseconds,
     ) -> Result<Self, Refusal> {
-        let Prompt { tokens, want, shares_prefix, priority, deadline_ns, whole_rows } = prompt;
+        let Prompt { tokens, want, shares_prefix, priority, deadline_ns, whole_rows, noise } = prompt;
         if tokens.is_empty() {
             return Err(Refusal::EmptyPrompt);
         }
@@ -264,6 +270,7 @@ impl Sequence {
             generation,
             deadline_ns,
             whole_rows,
+            noise,
             last_row: LogitRows::Last,
             wanted_blocks,
             place: Place::Nowhere,

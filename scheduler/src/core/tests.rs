@@ -417,6 +417,7 @@ fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
         blocks: [0].into(),
         ring: [].into(),
         logits: LogitRows::Last,
+        noise: None,
     };
     Arc::new(MicroBatch { id: MicroBatchId(id), credit: 0, items: vec![item] })
 }

@@ -228,11 +228,11 @@ impl Pipeline {
     fn enter(&self, request: Request) -> SequenceId {
         let sequence = self.new_id();
         let Request { prompt: tokens, job, priority, deadline, shares_prefix, reply } = request;
-        let mut whole_rows = true;
+        let (mut whole_rows, mut noise) = (true, None);
         let (want, picker) = match job {
             Job::Logits => (Want::Logits, None),
             Job::Generate { max_new_tokens, end_tokens, sampler, stop } => {
-                whole_rows = sampler.wants_rows();
+                (whole_rows, noise) = (sampler.wants_rows(), sampler.noise());
                 let want = Want::Generate { max_new_tokens, end_tokens: end_tokens.into() };
                 (want, Some(Arc::new(Mutex::new(Picker::new(sampler, stop, &tokens)))))
             }
@@ -240,7 +240,7 @@ impl Pipeline {
         let client = Client { prompt_tokens: tokens.len() as u32, picker, sink: Some(reply) };
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let deadline_ns = deadline.map(|time| Timing::now_ns().saturating_add(nanoseconds(time)));
-        let prompt = Prompt { tokens, want, shares_prefix, priority, deadline_ns, whole_rows };
+        let prompt = Prompt { tokens, want, shares_prefix, priority, deadline_ns, whole_rows, noise };
         self.send(RequestMessage::Submit { sequence, prompt, client });
         sequence
     }

@@ -2,7 +2,7 @@
 
 use super::{Candidate, SCRATCH, Sampler, SamplingError, Scratch, penalised};
 use crate::sampling::Sampling;
-use ragtag_kernels::picks::{BEST, NO_ID, RECORD_WORDS};
+use ragtag_kernels::picks::{BEST, DRAWN, NO_ID, RECORD_WORDS};
 
 /// The best logits of a row: a record of [`ragtag_kernels::picks`].
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +17,11 @@ impl<'a> Picks<'a> {
         Self { record, vocabulary }
     }
 
+    /// Returns the token that the device has drawn, if any.
+    pub fn drawn(&self) -> Option<u32> {
+        Some(self.record[DRAWN].to_bits()).filter(|id| *id != NO_ID)
+    }
+
     /// Returns the logits and the ids of the candidates, best first.
     pub fn candidates(&self) -> impl Iterator<Item = (f32, u32)> + 'a {
         let (logits, ids) = self.record[..2 * BEST].split_at(BEST);
@@ -29,6 +34,9 @@ impl Sampler {
     /// not, [`Sampler::sample_picks`] takes the place of [`Sampler::sample`].
     pub fn wants_rows(&self) -> bool {
         let Sampling { temperature, top_k, repetition_penalty, .. } = self.settings;
+        if self.settings.is_plain() {
+            return false; // The device has drawn the token.
+        }
         let kept = if temperature == 0.0 { 1 } else { top_k as usize };
         // A penalty above 1 lowers logits, so as many further candidates suffice as there are recent tokens. A smaller
         // one raises them.
@@ -44,8 +52,13 @@ impl Sampler {
     /// is outside the vocabulary.
     pub fn sample_picks(&mut self, picks: &Picks<'_>, history: &[u32]) -> Result<u32, SamplingError> {
         let vocabulary = picks.vocabulary as usize;
-        if let Some((_, token)) = picks.candidates().find(|(_, id)| *id >= picks.vocabulary) {
+        let ids = picks.candidates().map(|(_, id)| id).chain(picks.drawn());
+        if let Some(token) = ids.into_iter().find(|id| *id >= picks.vocabulary) {
             return Err(SamplingError::NoSuchToken { token, vocabulary });
+        }
+        if self.settings.is_plain() {
+            self.draws.next();
+            return picks.drawn().ok_or(SamplingError::NoCandidate { logits: vocabulary });
         }
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.collect_picks(&self.settings, picks, history);
@@ -71,17 +84,20 @@ impl Scratch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Noise, largest};
     use super::*;
     use rand::rngs::SmallRng;
     use rand::{Rng, SeedableRng};
 
-    /// Returns the record of a row, by a full sort.
-    fn record(logits: &[f32]) -> [f32; RECORD_WORDS] {
+    /// Returns the record of a row, by a full sort. It has the first draw of a new sequence.
+    fn record(logits: &[f32], noise: Option<Noise>) -> [f32; RECORD_WORDS] {
         let candidate = |(id, logit): (u32, &f32)| Candidate::new(id, *logit);
         let mut all: Vec<_> = (0..).zip(logits).filter_map(candidate).collect();
         all.sort_by(Candidate::before);
         let mut record = [f32::NEG_INFINITY; RECORD_WORDS];
         record[BEST..2 * BEST].fill(f32::from_bits(NO_ID));
+        let drawn = noise.and_then(|noise| noise.draw().of(logits, 0, largest(logits)));
+        record[DRAWN] = f32::from_bits(drawn.map_or(NO_ID, |(_, id)| id));
         for (at, candidate) in all.iter().take(BEST).enumerate() {
             (record[at], record[BEST + at]) = (candidate.logit, f32::from_bits(candidate.id));
         }
@@ -124,13 +140,16 @@ mod tests {
                 continue;
             }
             let mut best = whole.clone();
-            let record = record(&logits);
-            let picks = Picks::new(&record, logits.len() as u32);
+            let noise = whole.noise();
+            let first = record(&logits, noise);
+            let picks = Picks::new(&first, logits.len() as u32);
             let id = |random: &mut SmallRng| random.random_range(0..2 * logits.len() as u32);
             // Half of the history consists of the best tokens.
             let mut history: Vec<u32> = (0..40).map(|_| id(&mut random)).collect();
             history.extend(picks.candidates().map(|(_, id)| id).filter(|_| random.random()));
-            for _ in 0..3 {
+            for tokens in 0..3 {
+                let record = record(&logits, noise.map(|noise| noise.after(tokens)));
+                let picks = Picks::new(&record, logits.len() as u32);
                 let expected = whole.sample(&logits, &history);
                 let what = format!("RAGTAG_TEST_SEED {seed}: {settings:?} of {}", logits.len());
                 assert_eq!(best.sample_picks(&picks, &history), expected, "{what}");
@@ -147,6 +166,8 @@ mod tests {
         let wants = |settings: Sampling| Sampler::new(settings).unwrap().wants_rows();
         let default = Sampling::default();
         assert!(!wants(default) && !wants(Sampling::greedy()));
+        let plain = Sampling { top_p: 1.0, min_p: 0.0, ..default };
+        assert!(!wants(Sampling { top_k: 0, ..plain }) && wants(Sampling { top_k: 65, ..plain }));
         for (top_k, rows) in [(0, true), (1, false), (64, false), (65, true), (u32::MAX, true)] {
             assert_eq!(wants(Sampling { top_k, ..default }), rows, "{top_k}");
             assert!(!wants(Sampling { top_k, ..Sampling::greedy() }), "{top_k}");
@@ -169,10 +190,10 @@ mod tests {
     #[test]
     fn invalid_records_are_errors() {
         let mut sampler = Sampler::new(Sampling::default()).unwrap();
-        let record = record(&[1.0, 2.0, 3.0]);
+        let record = record(&[1.0, 2.0, 3.0], None);
         let outside = SamplingError::NoSuchToken { token: 2, vocabulary: 2 };
         assert_eq!(sampler.sample_picks(&Picks::new(&record, 2), &[]), Err(outside));
-        let empty = self::record(&[f32::NAN, f32::NEG_INFINITY]);
+        let empty = self::record(&[f32::NAN, f32::NEG_INFINITY], None);
         let none = SamplingError::NoCandidate { logits: 2 };
         assert_eq!(sampler.sample_picks(&Picks::new(&empty, 2), &[]), Err(none));
     }

@@ -526,6 +526,7 @@ mod tests {
             ring: blocks.clone(),
             blocks,
             logits,
+            noise: None,
         }
     }
 

@@ -627,6 +627,7 @@ mod tests {
             blocks: blocks.into(),
             ring: blocks.into(),
             logits: LogitRows::None,
+            noise: None,
         }
     }
 

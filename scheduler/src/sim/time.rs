@@ -131,6 +131,7 @@ mod tests {
             ring: blocks.clone(),
             blocks,
             logits,
+            noise: None,
         }
     }
 

@@ -296,6 +296,7 @@ impl SoloBatch {
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
             ring: ring_of(s),
             logits: if self.logits { LogitRows::Picks } else { LogitRows::None },
+            noise: None,
         };
         MicroBatch { id: MicroBatchId(0), credit: 0, items: (0..self.sequences).map(item).collect() }
     }
