@@ -55,9 +55,9 @@ mod tests {
     #[test]
     fn parts_do_not_overlap() {
         let places = ResultPlaces { row_bytes: 1000, rows: 3, has_picks: true };
-        assert_eq!(places.part_bytes(), 3 * 1520);
-        assert_eq!(places.whole(1, 2), 4560..6560);
-        assert_eq!(places.picks(1, 2..3), 4560 + 3000 + 1040..4560 + 3000 + 1560);
+        assert_eq!(places.part_bytes(), 3 * 1528);
+        assert_eq!(places.whole(1, 2), 4584..6584);
+        assert_eq!(places.picks(1, 2..3), 4584 + 3000 + 1056..4584 + 3000 + 1584);
         assert_eq!(places.picks(1, 0..3).end, places.whole(2, 0).start);
         let without = ResultPlaces { has_picks: false, ..places };
         assert_eq!((without.part_bytes(), without.picks(1, 3..3)), (3000, 6000..6000));

@@ -276,20 +276,22 @@ mod tests {
         assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
         // Position 16 is in the second block. The sequence owns the third block but has not reached it.
         assert_eq!(list(shape.table_starts(), 6), [0, 0, 2, 3, 3, u32::MAX]);
-        assert_eq!(list(shape.tables(), 9)[..5], [4, 9, 5, 6, u32::MAX]);
-        assert_eq!(used, shape.tables() + 4);
+        // Nothing is drawn from the three rows of logits.
+        assert_eq!(list(shape.tables(), 14), [&[4, 9, 5, 6][..], &[0; 9], &[u32::MAX]].concat());
+        assert_eq!(used, shape.tables() + 4 + 9);
         let word = u32::MAX;
         let mut words = vec![word; shape.words()];
         write_params(&batch, &shape, true, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
         assert_eq!(list(0, 4), [5, 3, 0, used as u32]);
-        assert_eq!(list(shape.tables(), 9)[..5], [11, 12, 11, 11, word]);
+        assert_eq!(list(shape.tables(), 14), [&[11, 12, 11, 11][..], &[0; 9], &[word]].concat());
     }
 
     #[test]
     fn whole_rows_come_first_among_logit_rows() {
+        let noise = Noise { seed: 5 << 32 | 4, scale: 0.5f32.to_bits() };
         let items = vec![
-            item(7, 15, &[70, 71], &[4, 9], LogitRows::Picks),
+            Item { noise: Some(noise), ..item(7, 15, &[70, 71], &[4, 9], LogitRows::Picks) },
             item(8, 0, &[80], &[5], LogitRows::Last),
             item(9, 0, &[90], &[6], LogitRows::None),
             item(10, 3, &[91, 92], &[6], LogitRows::All),
@@ -301,8 +303,10 @@ mod tests {
         assert_eq!(places, [3..4, 0..1, 1..1, 1..3, 4..5]);
         let shape = ParamsShape { rows: 8, logit_rows: 5, sequences: 5, table_blocks: 3 };
         let mut words = vec![u32::MAX; shape.words()];
-        write_params(&batch, &shape, false, &mut words).unwrap();
+        let used = write_params(&batch, &shape, false, &mut words).unwrap();
         assert_eq!(words[shape.logit_rows()..][..5], [2, 4, 5, 1, 6]);
+        let draws = [&[0; 9][..], &[4, 5, noise.scale], &[0; 3]].concat();
+        assert_eq!(words[used - draws.len()..used], draws);
     }
 
     #[test]
