@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::prepared::Options;
 use ragtag_hal::Adapter;
 use ragtag_planner::plan::Plan;
-use ragtag_planner::{DeviceFacts, LinkFacts};
+use ragtag_planner::{DeviceFacts, HostFacts, LinkFacts};
 use ragtag_scheduler::remote::{Remote, RemoteHost, RemoteStage};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Hosts {
     pub(crate) devices: Vec<RemoteDevice>,
     pub(crate) hosts: Vec<Arc<dyn Connect>>,
+    /// Memory of the hosts. Absent on a worker, which makes no plan.
+    pub(crate) memory: Vec<HostFacts>,
     /// Whether the only host is the coordinator of this worker. Then each run uses it.
     pub(crate) is_worker: bool,
     /// Links to and between these devices: source, destination, description.

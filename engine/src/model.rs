@@ -38,6 +38,8 @@ struct Inner {
     shards: Vec<Arc<dyn Source>>,
     /// Names and contents of the files that contain no weights.
     others: Vec<(String, Arc<dyn Source>)>,
+    /// Scaling of [`Model::with_rope_scaling`].
+    rope_scaling: Option<RopeScaling>,
     tokenizer: OnceLock<Tokenizer>,
     digest: OnceLock<String>,
 }
@@ -197,7 +199,16 @@ impl Model {
         others: Vec<(String, Arc<dyn Source>)>,
     ) -> Self {
         let (tokenizer, digest) = (OnceLock::new(), OnceLock::new());
-        Self { inner: Arc::new(Inner { name, graph, shards, others, tokenizer, digest }) }
+        let rope_scaling = None;
+        Self { inner: Arc::new(Inner { name, graph, shards, others, rope_scaling, tokenizer, digest }) }
+    }
+
+    /// Returns the same model with another graph.
+    fn with_graph(&self, graph: ragtag_graph::Model, rope_scaling: Option<RopeScaling>) -> Self {
+        let Inner { name, shards, others, .. } = &*self.inner;
+        let (name, shards, others) = (name.clone(), shards.clone(), others.clone());
+        let (tokenizer, digest) = (OnceLock::new(), OnceLock::new());
+        Self { inner: Arc::new(Inner { name, graph, shards, others, rope_scaling, tokenizer, digest }) }
     }
 
     /// Returns the same model with `scaling` instead of its own RoPE scaling, for contexts beyond the length
@@ -206,10 +217,14 @@ impl Model {
     /// # Errors
     /// Returns [`Error::Model`] if the model's tensors do not fit its architecture.
     pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<Self> {
-        let inner = &self.inner;
-        let graph = inner.graph.with_rope_scaling(scaling);
+        let graph = self.inner.graph.with_rope_scaling(scaling);
         let graph = graph.map_err(|cause| Error::Model { name: self.name().into(), cause })?;
-        Ok(Self::new(inner.name.clone(), graph, inner.shards.clone(), inner.others.clone()))
+        Ok(self.with_graph(graph, Some(scaling)))
+    }
+
+    /// Returns the scaling of [`with_rope_scaling`](Self::with_rope_scaling), if it was called.
+    pub fn rope_scaling(&self) -> Option<RopeScaling> {
+        self.inner.rope_scaling
     }
 
     /// Returns the same model for embeddings. Its engine returns the rows of the last norm in place of logits, and does not
@@ -219,10 +234,9 @@ impl Model {
     /// Returns [`Error::Model`] if the model's tensors do not fit its architecture, and the errors of
     /// [`Pooling::of`].
     pub fn for_embeddings(&self) -> Result<Self> {
-        let inner = &self.inner;
-        let graph = inner.graph.with_hidden_rows();
+        let graph = self.inner.graph.with_hidden_rows();
         let graph = graph.map_err(|cause| Error::Model { name: self.name().into(), cause })?;
-        let model = Self::new(inner.name.clone(), graph, inner.shards.clone(), inner.others.clone());
+        let model = self.with_graph(graph, self.rope_scaling());
         Pooling::of(&model)?;
         Ok(model)
     }

@@ -16,8 +16,8 @@ use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::plan::PlanStage;
 use ragtag_planner::{
-    Baseline, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective, Pin,
-    Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
+    Baseline, Constraints, DeviceFacts, EngineDecode, Fleet, HostFacts, LinkFacts, Links, ModelFacts,
+    Objective, Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
 };
 use ragtag_transfer::Routes;
 
@@ -77,6 +77,8 @@ pub struct Planner {
     /// Probes of the links.
     probes: LinkReport,
     host_memory_bytes: Option<u64>,
+    /// Other hosts of the devices.
+    hosts: Vec<HostFacts>,
     objective: Objective,
     workload: Workload,
     limits: PlanLimits,
@@ -125,6 +127,7 @@ impl Planner {
             links: Links::default(),
             probes: LinkReport::default(),
             host_memory_bytes: None,
+            hosts: Vec::new(),
             objective: Objective::Throughput,
             workload: Workload::default(),
             limits,
@@ -151,6 +154,7 @@ impl Planner {
         planner.device_options = Some(devices.plan_options().clone());
         planner.host_memory_bytes = devices.host_memory_bytes(process_bytes);
         planner.devices.extend(devices.hosts.facts());
+        planner.hosts.clone_from(&devices.hosts.memory);
         planner.links.known.extend(devices.hosts.links.iter().cloned());
         planner.relayed = devices.hosts.relayed();
         // The memory from which weights stream is that of one host.
@@ -193,6 +197,7 @@ impl Planner {
         self.not_selected.clear();
         self.device_options = None;
         self.host_memory_bytes = None;
+        self.hosts.clear();
         self
     }
 
@@ -201,12 +206,13 @@ impl Planner {
     /// # Errors
     /// Returns [`Error::Fleet`] if the fleet is invalid. The error names the invalid figure, label or link.
     pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
-        let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
-        let (devices, links) = facts?;
+        let invalid = |cause| Error::Fleet { of: "the fleet".into(), cause };
+        let (devices, links) = fleet.facts().map_err(invalid)?;
+        let hosts = fleet.host_facts().map_err(invalid)?;
         let planner = self.device_facts(devices).links(links);
         // A plan over several hosts streams no weights.
         let streaming = planner.streaming && fleet.hosts.is_empty();
-        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, streaming, ..planner })
+        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, hosts, streaming, ..planner })
     }
 
     /// Returns the planner's devices and links, and the free host memory, as a fleet. A planner for this fleet makes
@@ -511,6 +517,7 @@ impl Planner {
             devices: &self.devices,
             links: &self.links,
             host_memory_bytes: self.host_memory_bytes,
+            hosts: &self.hosts,
             objective: self.objective,
             workload: self.workload,
             limits: PlanLimits { chunk, ..self.limits },

@@ -57,11 +57,11 @@ pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
     Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, HostMemory, InvalidPlan,
-    LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanPaths, PlanStage,
-    PredictedRun, PredictedTimes, PrefillStage, StageMemory,
+    LeftOut, OtherHost, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanPaths,
+    PlanStage, PredictedRun, PredictedTimes, PrefillStage, StageMemory,
 };
 pub use search::{
-    Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,
-    Remedy, Shortage, Trial, TrialLoad, baseline, largest_context, plan, untuned_baseline,
+    Baseline, Constraints, DoesNotFit, EngineDecode, HostFacts, ModelFacts, Pin, PlanError, PlanLimits,
+    PlannerInput, Remedy, Shortage, Trial, TrialLoad, baseline, largest_context, plan, untuned_baseline,
 };
 pub use split::{PartitionError, Split, SplitError, SplitPart, SplitPrefill};

@@ -24,7 +24,7 @@ use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Routes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-pub use stage::{HostMemory, PlanStage, StageMemory};
+pub use stage::{HostMemory, OtherHost, PlanStage, StageMemory};
 pub use validate::InvalidPlan;
 
 /// Format version that this build writes. It also reads versions 2 and 3.
@@ -94,9 +94,12 @@ pub struct Plan {
     /// prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_stage: Option<PrefillStage>,
-    /// Host memory that the pipeline needs. If absent, zero.
+    /// Host memory that the pipeline needs on the coordinator's host. If absent, zero.
     #[serde(default)]
     pub host_memory_bytes: HostMemory,
+    /// Host memory that the pipeline needs on each other host with stages. If absent, there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_hosts: Vec<OtherHost>,
     /// Edges between stages.
     pub edges: Vec<PlanEdge>,
     /// Stages that micro-batches pass through.
@@ -116,6 +119,11 @@ impl Plan {
     /// Returns the prefill chunks from which the coordinator chooses.
     pub fn chunks(&self) -> Chunks {
         self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
+    }
+
+    /// Returns whether all hosts have room for the pipeline. Unknown memory counts as sufficient.
+    pub fn fits_hosts(&self) -> bool {
+        self.host_memory_bytes.fits() && self.other_hosts.iter().all(|host| host.memory_bytes.fits())
     }
 
     /// Returns the number of cache blocks of one sequence at the full context.

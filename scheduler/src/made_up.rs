@@ -65,6 +65,7 @@ pub(crate) fn plan(split: &str) -> Plan {
         stages,
         prefill_stage: None,
         host_memory_bytes: HostMemory::default(),
+        other_hosts: Vec::new(),
         token_return: predicted,
         predicted: PredictedRun {
             decode_tokens_per_s: 0.0,

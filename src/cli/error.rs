@@ -158,7 +158,12 @@ pub fn exit_code(error: &crate::Error) -> u8 {
         E::Model { cause, .. } if cause.is_unreadable() => 7,
         E::Tokenizer { cause, .. } if cause.is_unreadable() => 7,
         E::Model { .. } | E::Tokenizer { .. } | E::Template { .. } | E::NoTemplate { .. } => 3,
-        E::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_) | PlanError::SmallCache { .. }) => 6,
+        E::Planner(
+            PlanError::DoesNotFit(_)
+            | PlanError::HostMemory(_)
+            | PlanError::OtherHost(_)
+            | PlanError::SmallCache { .. },
+        ) => 6,
         E::Planner(_) | E::Split(_) | E::Simulation(_) | E::Fleet { .. } | E::NotSelected { .. } => 4,
         E::Devices(_)
         | E::Worker { .. }

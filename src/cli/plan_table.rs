@@ -2,7 +2,7 @@
 
 use super::output::{bytes, table};
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::plan::{Plan, PlanStage};
+use ragtag_planner::plan::{HostMemory, Plan, PlanStage};
 
 /// Summarizes a plan in one line: split, context and chunk.
 pub(super) fn summary(plan: &Plan) -> String {
@@ -56,7 +56,18 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool, width: Option<u16>) -> Stri
             format!("{:.2} ms", stage.predicted.prefill_us / 1e3),
         ]);
     }
-    let host = &plan.host_memory_bytes;
+    let mut text = format!("{table}\n{}", host_memory("host memory", &plan.host_memory_bytes));
+    for host in &plan.other_hosts {
+        text.push_str(&host_memory(&format!("host memory of {}", host.name), &host.memory_bytes));
+    }
+    for reason in &plan.reasons {
+        text.push_str(&format!("- {reason}\n"));
+    }
+    text
+}
+
+/// Formats the memory of a host.
+fn host_memory(of: &str, host: &HostMemory) -> String {
     let [logits, staging, parameters, devices, total] =
         [host.logits, host.staging, host.parameters, host.devices, host.total].map(bytes);
     let weights = match host.weights {
@@ -67,14 +78,10 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool, width: Option<u16>) -> Stri
         0 => String::new(),
         kv => format!(", keys and values in transit {}", bytes(kv)),
     };
-    let mut text = format!(
-        "{table}\nhost memory: {total} (logits {logits}, staging {staging}, parameters {parameters}, stages in host \
-         memory {devices}{weights}{passing})\n"
-    );
-    for reason in &plan.reasons {
-        text.push_str(&format!("- {reason}\n"));
-    }
-    text
+    format!(
+        "{of}: {total} (logits {logits}, staging {staging}, parameters {parameters}, stages in host memory \
+         {devices}{weights}{passing})\n"
+    )
 }
 
 /// Formats the segments of a stage, and the numbers of streamed ones, of their arenas and of those that are read

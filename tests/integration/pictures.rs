@@ -126,6 +126,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         stages: (0..stages).map(stage).collect(),
         prefill_stage: None,
         host_memory_bytes: Default::default(),
+        other_hosts: Vec::new(),
         edges: PlanEdge::between((1..stages).map(edge)),
         paths: PlanPaths::through(stages as usize),
         token_return: times(120.0, 0.0),

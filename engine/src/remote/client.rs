@@ -12,7 +12,7 @@ use crate::hosts::{Connect, DirectEdge, RemoteDevice, Run};
 use crate::model::Model;
 use ragtag_hal::Adapter;
 use ragtag_planner::plan::Plan;
-use ragtag_planner::{DeviceFacts, LinkFacts, WeightSharing};
+use ragtag_planner::{DeviceFacts, HostFacts, LinkFacts, WeightSharing};
 use ragtag_scheduler::remote::{RemoteHost, read_frame, write_frame};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
@@ -125,9 +125,6 @@ impl Devices {
         workers: &[WorkerAddress],
         calibration: Option<&CalibrationOptions>,
     ) -> Result<Self> {
-        if model.is_for_embeddings() {
-            return Err(Error::Usage("workers cannot run models for embeddings yet".into()));
-        }
         let id = ModelId::of(model)?;
         let (all, secret) = (Arc::<[WorkerAddress]>::from(workers), WorkerKey::generate()?);
         let mut earlier: Vec<(Worker, LinkFacts)> = Vec::new();
@@ -135,13 +132,18 @@ impl Devices {
             let (address, model, all, secret) =
                 (address.clone(), id.clone(), Arc::clone(&all), secret.clone());
             let worker = Worker { name: name(index), address, model, all, secret };
-            let (devices, link) = worker.describe(calibration)?;
+            let (devices, memory_bytes, link) = worker.describe(calibration)?;
             let mut links = Vec::new();
             for (at, (other, to_other)) in earlier.iter().enumerate() {
                 let direct = worker.measure(other)?;
                 self.hosts.direct.extend(direct.is_some().then_some((index, at)));
                 links.push(direct.unwrap_or_else(|| through(&link, to_other)));
             }
+            self.hosts.memory.push(HostFacts {
+                name: worker.name.clone(),
+                memory_bytes,
+                in_host_memory: Vec::new(),
+            });
             self.join(&worker.name, devices, &link, &links);
             earlier.push((worker, link));
         }
@@ -183,6 +185,9 @@ impl Devices {
                 self.hosts.links.push((label.clone(), other.clone(), facts.clone()));
                 self.hosts.links.push((other, label.clone(), facts));
             }
+            if facts.in_host_memory {
+                self.hosts.memory[host].in_host_memory.push(label.clone());
+            }
             // The memory of another host is no memory of this one.
             let facts =
                 DeviceFacts { label, in_host_memory: false, weight_sharing: WeightSharing::None, ..facts };
@@ -206,11 +211,11 @@ fn through(a: &LinkFacts, b: &LinkFacts) -> LinkFacts {
 }
 
 impl Worker {
-    /// Asks for the devices, and probes the link.
+    /// Asks for the devices and the host memory, and probes the link.
     fn describe(
         &self,
         calibration: Option<&CalibrationOptions>,
-    ) -> Result<(Vec<(Adapter, DeviceFacts)>, LinkFacts)> {
+    ) -> Result<(Vec<(Adapter, DeviceFacts)>, Option<u64>, LinkFacts)> {
         let usual = CalibrationOptions::default();
         let options = calibration.unwrap_or(&usual);
         let request = Request::Describe(Box::new(Describe {
@@ -222,13 +227,13 @@ impl Worker {
             max_load: options.max_load,
         }));
         let mut stream = self.address.connect(&Version::own())?;
-        let described = match self.ask(&mut stream, &request)? {
-            Answer::Devices(devices) => devices,
+        let (devices, memory_bytes) = match self.ask(&mut stream, &request)? {
+            Answer::Devices { devices, memory_bytes } => (devices, memory_bytes),
             other => return Err(self.address.failed(format!("an unexpected answer: {other:?}"))),
         };
         let link = probe(&mut stream).map_err(|cause| self.address.failed(cause))?;
         stream.close();
-        Ok((described, link))
+        Ok((devices, memory_bytes, link))
     }
 
     /// Makes the worker measure the link to another one. Returns `None` if it cannot reach that worker.
@@ -283,9 +288,13 @@ impl Worker {
         }
     }
 
-    /// Returns the plan with the labels of the worker. Devices of this host get the name `coordinator`.
+    /// Returns the plan with the labels and the host memory of the worker. Devices of this host get the name
+    /// `coordinator`.
     fn plan(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
+        let others = std::mem::take(&mut plan.other_hosts);
+        let memory = others.into_iter().find(|host| host.name == self.name);
+        plan.host_memory_bytes = memory.map(|host| host.memory_bytes).unwrap_or_default();
         let own = format!("{}/", self.name);
         for stage in &mut plan.stages {
             stage.device = translated(&stage.device, &own);

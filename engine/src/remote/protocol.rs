@@ -74,7 +74,11 @@ pub(super) enum Answer {
     /// Nothing. Shows that the worker lives.
     Ping,
     /// The devices.
-    Devices(Vec<(Adapter, DeviceFacts)>),
+    Devices {
+        devices: Vec<(Adapter, DeviceFacts)>,
+        /// Host memory for stages, in bytes, if known.
+        memory_bytes: Option<u64>,
+    },
     /// The payload of the request.
     Echo,
     /// The link to another worker.
@@ -96,8 +100,12 @@ pub(super) struct ModelId {
     pub(super) name: String,
     /// Digest of the files' headers and sizes.
     pub(super) fingerprint: String,
-    /// Digest of the hyperparameters, which options may change.
+    /// Digest of the hyperparameters, which the following options change.
     pub(super) hyperparameters: String,
+    /// RoPE scaling that replaces the model's own, as `--rope-scaling` has it.
+    pub(super) rope_scaling: Option<String>,
+    /// Whether the model runs for embeddings.
+    pub(super) embeddings: bool,
 }
 
 impl ModelId {
@@ -108,6 +116,8 @@ impl ModelId {
             name: model.name().into(),
             fingerprint: model.fingerprint()?,
             hyperparameters: hyperparameters.to_hex().to_string(),
+            rope_scaling: model.rope_scaling().map(|scaling| scaling.to_string()),
+            embeddings: model.is_for_embeddings(),
         })
     }
 

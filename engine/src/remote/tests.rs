@@ -158,6 +158,27 @@ fn no_token_is_lost_with_a_worker() {
 }
 
 #[test]
+fn workers_know_the_rope_scaling_and_run_for_embeddings() {
+    let worker = Worker::start();
+    let (bundled, split) = (Model::bundled().unwrap(), "0-6=cpu:0,7-13=worker1/cpu:0");
+    let far = |model: &Model| devices().with_workers(model, std::slice::from_ref(&worker.1), None).unwrap();
+    let scaled = bundled.with_rope_scaling("yarn:2".parse().unwrap()).unwrap();
+    let tokens =
+        |model: &Model, devices: &Devices, split| generated(model, devices, split, 12, |_| ()).unwrap();
+    assert_eq!(tokens(&scaled, &far(&scaled), split), tokens(&scaled, &devices(), "0-13=cpu:0"));
+    let embedding = bundled.for_embeddings().unwrap();
+    let rows = |devices: &Devices, split: &str| {
+        let planner = Planner::new(&embedding).devices(devices).activations(Activations::F32).context(64);
+        let plan = planner.all_logits().split(split.parse().unwrap()).plan().unwrap();
+        let options = EngineOptions { all_logits: true, ..EngineOptions::default() };
+        let engine = Engine::start_exact(&embedding, devices, &plan, options).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(engine.session().logits(&[1, 5, 9])).unwrap()
+    };
+    assert_eq!(rows(&far(&embedding), split), rows(&devices(), "0-13=cpu:0"));
+}
+
+#[test]
 fn wrong_keys_versions_and_bytes_are_refused_and_the_worker_goes_on() {
     let worker = Worker::start();
     let own = Version::own();

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::hosts::{Connect, Hosts, RemoteDevice, Run};
 use crate::model::Model;
 use crate::prepared::Prepared;
+use ragtag_graph::RopeScaling;
 use ragtag_hal::Adapter;
-use ragtag_planner::DeviceFacts;
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::remote::{FromHost, RemoteHost, read_frame, write_frame};
 use std::collections::HashMap;
@@ -192,7 +192,7 @@ impl Shared {
                 Request::Echo => write_frame(&mut stream, &Answer::Echo, &payload)?,
                 Request::Describe(describe) => {
                     keep_alive(&stream);
-                    let answer = self.describe(&describe).map_or_else(refused, Answer::Devices);
+                    let answer = self.describe(&describe).unwrap_or_else(refused);
                     write_frame(&mut stream, &answer, &[])?;
                 }
                 Request::Edge { session, edge } => return self.edge(stream, &session, edge),
@@ -201,8 +201,8 @@ impl Shared {
         }
     }
 
-    /// Returns the devices with their speeds for a model.
-    fn describe(&self, describe: &Describe) -> Result<Vec<(Adapter, DeviceFacts)>> {
+    /// Returns the devices with their speeds for a model, and the host memory.
+    fn describe(&self, describe: &Describe) -> Result<Answer> {
         let model = self.model(&describe.model)?;
         let process_bytes = self.devices.process_bytes(&model);
         let facts = self.devices.facts_beside(process_bytes);
@@ -229,7 +229,9 @@ impl Shared {
             }
         };
         let adapter = |label: &str| self.devices.selected().iter().find(|adapter| adapter.label() == label);
-        Ok(facts.into_iter().filter_map(|facts| Some((adapter(&facts.label)?.clone(), facts))).collect())
+        let devices = facts.into_iter().filter_map(|facts| Some((adapter(&facts.label)?.clone(), facts)));
+        let memory_bytes = self.devices.host_memory_bytes(process_bytes);
+        Ok(Answer::Devices { devices: devices.collect(), memory_bytes })
     }
 
     /// Opens the model that a coordinator has: the worker's own, one of its folder, the bundled one, or that at the
@@ -248,10 +250,13 @@ impl Shared {
             }
             (None, Some(path)) => Model::open(path)?,
         };
+        let scaling = id.rope_scaling.as_deref().map(str::parse::<RopeScaling>).transpose();
+        let scaling = scaling.map_err(|cause| Error::Usage(cause.to_string()))?;
+        let model = scaling.map_or(Ok(model.clone()), |scaling| model.with_rope_scaling(scaling))?;
+        let model = if id.embeddings { model.for_embeddings()? } else { model };
         let own = ModelId::of(&model)?;
         if !own.is_same(id) {
-            let what = "differs from that of the coordinator (--model names another one; options that change the model do not \
-                        work with workers)";
+            let what = "differs from that of the coordinator (--model names another one)";
             return Err(Error::Usage(format!("the model {} {what}", model.name())));
         }
         models.push((own, model.clone()));

@@ -111,6 +111,8 @@ fn extents(
         Ok(width) if is_possible => strided(rows, stride, width),
         _ => IMPOSSIBLE,
     };
+    // Kernels compute offsets of values in 32 bits.
+    let y = if y > words(&[u32::MAX]) { IMPOSSIBLE } else { y };
     let width = x_slots.checked_mul(x_pitch).filter(|_| activations == Activations::F32 || !has_gaps);
     let x = width.map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
     out.copy_from_slice(&[HEADER_BYTES, weights, x, route, y]);
@@ -380,6 +382,9 @@ mod tests {
         for (piece, x_slots, stride) in [(5, 1, 72), (0, 1, 72), (8, 2, 72), (8, 1, 71)] {
             assert_eq!(y(piece, x_slots, stride), IMPOSSIBLE, "{piece} {x_slots} {stride}");
         }
+        // At most 2^32 - 1 values.
+        assert_eq!(y(16, 1, u32::MAX - 72), (1 << 34) - 4);
+        assert_eq!(y(16, 1, u32::MAX - 71), IMPOSSIBLE);
         // Slots of 48 values whose last 32 are used, and three gaps of 5 columns.
         assert_eq!(extents(16, 4, 87, [1, 48, 16, 5])[2..], [2 * 4 * 48 * 4, 0, 2 * 87 * 4]);
         assert_eq!(extents(16, 4, 86, [1, 48, 16, 5])[4], IMPOSSIBLE);

@@ -5,7 +5,9 @@ use super::resolve::{GIB, Result, by_host, check_label, stated};
 use super::{Fleet, FleetDevice, InvalidFleet};
 use crate::cost::{DeviceFacts, Figure, LinkFacts, WeightSharing};
 use crate::json::quoted;
-use std::collections::HashMap;
+use crate::search::HostFacts;
+use crate::search::hosts::host_of;
+use std::collections::{BTreeMap, HashMap};
 
 /// Latency and rate of the network between two hosts.
 type Network = (Figure, Figure);
@@ -13,13 +15,13 @@ type Network = (Figure, Figure);
 /// Hosts besides the coordinator's, whose name is empty.
 pub(super) struct Hosts {
     /// Memory of each host, by name.
-    memory_bytes: HashMap<String, Option<u64>>,
+    memory_bytes: BTreeMap<String, Option<u64>>,
     networks: HashMap<(String, String), Network>,
 }
 
 impl Hosts {
     pub(super) fn new(fleet: &Fleet) -> Result<Self> {
-        let mut hosts = Self { memory_bytes: HashMap::new(), networks: HashMap::new() };
+        let mut hosts = Self { memory_bytes: BTreeMap::new(), networks: HashMap::new() };
         for (at, host) in fleet.hosts.iter().enumerate() {
             let path = format!("hosts[{at}]");
             check_label(&format!("{path}.name"), &host.name)?;
@@ -64,22 +66,26 @@ impl Hosts {
         })
     }
 
-    /// Divides the memory of each host among its devices that use it, and counts it as theirs.
-    pub(super) fn share_memory(&self, devices: &mut [DeviceFacts]) {
-        for (host, memory_bytes) in &self.memory_bytes {
-            let uses = |device: &DeviceFacts| device.in_host_memory && of(&device.label) == host;
+    /// Divides the memory of each host among its devices that use it. Returns the hosts.
+    pub(super) fn share_memory(&self, devices: &mut [DeviceFacts]) -> Vec<HostFacts> {
+        let share = |(name, memory_bytes): (&String, &Option<u64>)| {
+            let uses = |device: &DeviceFacts| device.in_host_memory && host_of(&device.label) == name;
             let count = devices.iter().filter(|device| uses(device)).count() as u64;
+            let mut in_host_memory = Vec::new();
             for device in devices.iter_mut().filter(|device| uses(device)) {
                 device.in_host_memory = false;
                 device.memory_bytes =
                     memory_bytes.map_or(device.memory_bytes, |bytes| device.memory_bytes.min(bytes / count));
+                in_host_memory.push(device.label.clone());
             }
-        }
+            HostFacts { name: name.clone(), memory_bytes: *memory_bytes, in_host_memory }
+        };
+        self.memory_bytes.iter().map(share).collect()
     }
 
     /// Returns the link between two devices without a link of their own.
     pub(super) fn between(&self, from: &DeviceFacts, to: &DeviceFacts) -> Result<LinkFacts> {
-        let (own, [a, b]) = (by_host(from, to), [from, to].map(|device| of(&device.label)));
+        let (own, [a, b]) = (by_host(from, to), [from, to].map(|device| host_of(&device.label)));
         if a == b {
             return Ok(own);
         }
@@ -92,9 +98,4 @@ impl Hosts {
             if own.bandwidth_bytes_per_s.value < rate.value { own.bandwidth_bytes_per_s } else { *rate };
         Ok(LinkFacts { latency_us, bandwidth_bytes_per_s: slower, ..own })
     }
-}
-
-/// Returns the host of a device. It is empty on the coordinator's host.
-fn of(label: &str) -> &str {
-    label.split_once('/').map_or("", |(host, _)| host)
 }

@@ -25,6 +25,7 @@ pub use resolve::{with_datasheet, with_reported_rates};
 
 use crate::cost::{DeviceFacts, LinkFacts, Links};
 use crate::json;
+use crate::search::HostFacts;
 use ragtag_hal::AdapterKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -267,6 +268,14 @@ impl Fleet {
     /// # Errors
     /// Returns [`InvalidFleet::Wrong`] with the path of the first invalid value, label or link.
     pub fn facts(&self) -> Result<(Vec<DeviceFacts>, Links), InvalidFleet> {
-        resolve::facts(self)
+        resolve::facts(self).map(|(devices, links, _)| (devices, links))
+    }
+
+    /// Returns the memory of the hosts besides the coordinator's.
+    ///
+    /// # Errors
+    /// The errors of [`Self::facts`].
+    pub fn host_facts(&self) -> Result<Vec<HostFacts>, InvalidFleet> {
+        resolve::facts(self).map(|(.., hosts)| hosts)
     }
 }

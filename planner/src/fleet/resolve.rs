@@ -11,6 +11,7 @@ use super::{
 };
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink, WeightSharing};
 use crate::json::quoted;
+use crate::search::HostFacts;
 use ragtag_hal::AdapterKind;
 use ragtag_transfer::Route;
 use std::collections::{HashMap, HashSet};
@@ -59,7 +60,7 @@ struct Known {
     measured: Option<DeviceFacts>,
 }
 
-pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
+pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links, Vec<HostFacts>)> {
     if fleet.ragtag_fleet != FLEET_VERSION {
         return Err(InvalidFleet::Version { found: fleet.ragtag_fleet });
     }
@@ -75,9 +76,9 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
         let known = known(&fleet.devices, *at, &mut Vec::new())?;
         devices.push(hosts.placed(&path, &fleet.devices[*at], device_facts(&path, label, &known)?)?);
     }
-    hosts.share_memory(&mut devices);
+    let others = hosts.share_memory(&mut devices);
     let links = links(fleet, &hosts, &devices)?;
-    Ok((devices, links))
+    Ok((devices, links, others))
 }
 
 /// Replaces the rates of a local device with its card's datasheet rates, scaled to the fractions that kernels

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cost::{Figure, FigureSource, LinkFacts, SharedLink, WeightSharing};
+use crate::search::HostFacts;
 use std::collections::HashSet;
 
 fn fails(text: &str) -> String {
@@ -557,6 +558,13 @@ fn devices_of_other_hosts_are_linked_by_the_network() {
     // The two devices share the memory of their host.
     assert_eq!(devices[2].memory_bytes, 5 << 30);
     assert!(devices.iter().all(|device| !device.in_host_memory));
+    let hosts = fleet.host_facts().unwrap();
+    let of = |name: &str, memory_bytes, labels: &[&str]| HostFacts {
+        name: name.into(),
+        memory_bytes,
+        in_host_memory: labels.iter().map(ToString::to_string).collect(),
+    };
+    assert_eq!(hosts, [of("a", None, &[]), of("b", Some(10 << 30), &["b/cpu:0:0", "b/cpu:0:1"])]);
     let link = |from: &str, to: &str| links.between(from, to);
     let own_us = 2.0 * devices[0].host_latency_us.value;
     for (from, to, network_us) in [("own:0", "a/gpu:0", 100.0), ("b/cpu:0:0", "a/gpu:0", 300.0)] {

@@ -132,6 +132,16 @@ pub struct HostMemory {
     pub available: Option<u64>,
 }
 
+/// Host memory of a pipeline on another host than the coordinator's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OtherHost {
+    /// Name of the host. Labels of its devices begin with it and a slash.
+    pub name: String,
+    /// Its host memory.
+    pub memory_bytes: HostMemory,
+}
+
 impl HostMemory {
     /// Returns whether host memory has room for the pipeline. Unknown memory counts as sufficient.
     pub fn fits(&self) -> bool {

@@ -54,6 +54,7 @@ fn plan() -> Plan {
         stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
         prefill_stage: None,
         host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
+        other_hosts: Vec::new(),
         edges: PlanEdge::between([(
             Route::HostStaged { chunk_bytes: 65536, depth: 4 }.into(),
             PredictedTimes { decode_us: 21.5, prefill_us: 40.0 },

@@ -6,11 +6,11 @@ use super::grid::{Choice, Grid, SearchResult};
 use super::problem::{Problem, Run};
 use super::trial::Trials;
 use super::workload_times::{Point, Times};
-use super::{chunks, explain, families, pool, reasons};
+use super::{chunks, explain, families, hosts, pool, reasons};
 use crate::cost::{Figure, LinkFacts};
 use crate::plan::{
-    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage, PredictedRun,
-    PredictedTimes, PrefillStage, StageMemory,
+    Explanation, HostMemory, OtherHost, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
+    PredictedRun, PredictedTimes, PrefillStage, StageMemory,
 };
 use ragtag_graph::Granularity;
 use ragtag_graph::execution::Chunks;
@@ -36,7 +36,10 @@ pub(super) fn plan(grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> 
 pub(super) fn filled(grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> Plan {
     let problem = problem(grid, chosen, chunks.as_ref());
     let host_fits = |problem: &Problem<'_>| {
-        host_memory(problem, chosen, &problem.memories_with(&chosen.runs, chosen.prefill_run())).fits()
+        let memories = problem.memories_with(&chosen.runs, chosen.prefill_run());
+        let others = hosts::others(problem, chosen, &memories);
+        hosts::coordinator(problem, chosen, &memories).fits()
+            && others.iter().all(|host| host.memory_bytes.fits())
     };
     let fits = |problem: &Problem<'_>| {
         problem.prove_with(&chosen.runs, chosen.prefill_run()).is_ok() && host_fits(problem)
@@ -53,7 +56,7 @@ fn problem<'g>(grid: &'g Grid<'_>, chosen: &Choice, chunks: Option<&Chunks>) -> 
 
 fn with_blocks(problem: &Problem<'_>, grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> Plan {
     let input = grid.input;
-    let (stages, prefill_stage, host_memory_bytes) = stages(problem, chosen);
+    let (stages, prefill_stage, host_memory_bytes, other_hosts) = stages(problem, chosen);
     let granularity = Granularity::of(input.segments);
     Plan {
         ragtag_plan: PLAN_VERSION,
@@ -82,6 +85,7 @@ fn with_blocks(problem: &Problem<'_>, grid: &Grid<'_>, chosen: &Choice, chunks: 
         family: families::family(&chosen.runs, granularity),
         prefill_stage,
         host_memory_bytes,
+        other_hosts,
         paths: PlanPaths::through(stages.len()),
         stages,
         edges: edges(problem, chosen),
@@ -92,12 +96,16 @@ fn with_blocks(problem: &Problem<'_>, grid: &Grid<'_>, chosen: &Choice, chunks: 
     }
 }
 
-/// Returns the stages, the prefill stage and the host memory that they need.
-fn stages(problem: &Problem<'_>, chosen: &Choice) -> (Vec<PlanStage>, Option<PrefillStage>, HostMemory) {
+/// Returns the stages, the prefill stage, and the memory that they need on the coordinator's host and on the others.
+fn stages(
+    problem: &Problem<'_>,
+    chosen: &Choice,
+) -> (Vec<PlanStage>, Option<PrefillStage>, HostMemory, Vec<OtherHost>) {
     let proof = problem.prove_with(&chosen.runs, chosen.prefill_run());
     assert!(proof.is_ok(), "the chosen stages exceed the memory of their devices: {proof:?}");
     let memories = problem.memories_with(&chosen.runs, chosen.prefill_run());
-    let host_memory_bytes = host_memory(problem, chosen, &memories);
+    let host_memory_bytes = hosts::coordinator(problem, chosen, &memories);
+    let other_hosts = hosts::others(problem, chosen, &memories);
     let numbers = |segments: &[usize]| segments.iter().map(|&segment| segment as u32).collect();
     let stage = |((run, memory_bytes), times): ((&Run, StageMemory), &Times)| PlanStage {
         device: problem.input.devices[run.device].label.clone(),
@@ -115,7 +123,7 @@ fn stages(problem: &Problem<'_>, chosen: &Choice) -> (Vec<PlanStage>, Option<Pre
         stage: stages.pop().expect("the prefill stage comes last"),
         from_tokens: prefill.from_tokens,
     });
-    (stages, prefill_stage, host_memory_bytes)
+    (stages, prefill_stage, host_memory_bytes, other_hosts)
 }
 
 fn edges(problem: &Problem<'_>, chosen: &Choice) -> Vec<PlanEdge> {
@@ -127,31 +135,6 @@ fn edges(problem: &Problem<'_>, chosen: &Choice) -> Vec<PlanEdge> {
         PlanEdge { verified: link.verified, latency_us: Some(latency_us), ..edge }
     };
     edges.into_iter().zip(links()).map(of_link).collect()
-}
-
-/// Returns the host memory that a choice needs. `memories` lists the device memory of all its stages.
-fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory]) -> HostMemory {
-    let (input, shape) = (problem.input, &problem.shape);
-    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
-    let results = shape.logits_bytes().saturating_add(shape.picks_bytes());
-    let logits = results.saturating_mul(u64::from(chosen.credits));
-    let staging = sum(&mut memories.iter().map(|memory| memory.staging));
-    let slots = u64::from(shape.slots).saturating_mul(memories.len() as u64);
-    let checksums = shape.checksum_bytes().saturating_mul(memories.len() as u64);
-    let receivers =
-        chosen.runs.iter().filter(|run| chosen.prefill_run().is_some_and(|of| of.device != run.device));
-    let passing_sums = sum(&mut receivers.map(|run| problem.passing_sum_bytes(run).saturating_mul(2)));
-    let checksums = checksums.saturating_add(passing_sums);
-    let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
-    let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
-    let devices = sum(&mut in_host.map(|(_, memory)| memory.total));
-    let streamed = sum(&mut chosen.all_runs().map(|run| run.pinned_bytes(&problem.lowered.sizes)));
-    let shared = chosen.prefill_run().map_or(0, |prefill| problem.shared_bytes(&chosen.runs, prefill));
-    let weights = streamed.saturating_sub(shared);
-    let kv = chosen.prefill_run().map_or(0, |prefill| problem.passing_bytes(&chosen.runs, prefill));
-    let total = sum(&mut [logits, staging, parameters, devices, weights, kv].into_iter());
-    let available = input.host_memory_bytes;
-    HostMemory { logits, staging, parameters, devices, weights, kv, total, available }
 }
 
 pub(super) fn tenths(value: f64) -> f64 {

@@ -2,7 +2,7 @@
 
 use super::reasons;
 use crate::cost::LargeBuffer;
-use crate::plan::{HostMemory, StageMemory};
+use crate::plan::{HostMemory, OtherHost, StageMemory};
 use crate::split::{PartitionError, Span};
 use ragtag_graph::WireType;
 use ragtag_kernels::KvType;
@@ -63,6 +63,9 @@ pub enum PlanError {
     /// The plan fits the devices, but it needs more host memory than is free.
     #[error("{}", reasons::host_does_not_fit(.0))]
     HostMemory(Box<HostMemory>),
+    /// The plan fits the devices, but it needs more memory of another host than is free there.
+    #[error("{}", reasons::other_host_does_not_fit(.0))]
+    OtherHost(Box<OtherHost>),
 }
 
 /// Memory shortages of the placement that comes closest to fitting.

@@ -7,38 +7,15 @@
 use super::grid::{Choice, Grid};
 use super::problem::Run;
 use super::streamed::spread;
-use super::{PlannerInput, assemble, chunks, for_devices};
+use super::{PlannerInput, assemble, chunks, for_devices, hosts};
 use crate::cost::RunSizes;
 use crate::plan::{HostMemory, Plan};
-
-/// Maximum number of plans that the search makes for less and less memory of the devices in host memory.
-const TRIES: usize = 8;
 
 /// Makes a plan whose streamed weights are read from the model's file. Returns `None` if the model still does not
 /// fit. Devices in host memory give up the memory that the host needs for the rest of the pipeline.
 pub(super) fn plan(input: &PlannerInput<'_>) -> Option<Plan> {
-    let mut devices = input.devices.to_vec();
-    for _ in 0..TRIES {
-        let input = PlannerInput { devices: &devices, from_file: true, ..*input };
-        let plan = for_devices(&input, false).ok()?;
-        if plan.host_memory_bytes.fits() {
-            return Some(plan);
-        }
-        let HostMemory { total, available, devices: used, .. } = plan.host_memory_bytes;
-        let missing = total.saturating_sub(available?);
-        if used == 0 {
-            return None;
-        }
-        for device in devices.iter_mut().filter(|device| device.in_host_memory) {
-            let stages = plan.stages.iter().filter(|stage| stage.device == device.label);
-            let own = stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add);
-            let share = (u128::from(missing) * u128::from(own)).div_ceil(u128::from(used));
-            if own > 0 {
-                device.memory_bytes = own.saturating_sub(u64::try_from(share).unwrap_or(u64::MAX));
-            }
-        }
-    }
-    None
+    let input = PlannerInput { from_file: true, ..*input };
+    hosts::relieved(&input, |input| for_devices(input, false).ok())
 }
 
 /// Returns the choice with pinned copies of as many streamed segments as host memory has room for. Returns `None`

@@ -1,5 +1,6 @@
 //! Inputs of the planner. This module knows nothing about the search.
 
+use super::hosts::HostFacts;
 use super::problem::Run;
 use crate::cost::{DeviceFacts, Links};
 use crate::objective::{Objective, Workload};
@@ -174,8 +175,10 @@ pub struct PlannerInput<'a> {
     pub devices: &'a [DeviceFacts],
     /// The links between the devices.
     pub links: &'a Links,
-    /// Free host memory, in bytes. If `None`, the planner does not check host memory.
+    /// Free memory of the coordinator's host, in bytes. If `None`, the planner does not check host memory.
     pub host_memory_bytes: Option<u64>,
+    /// Other hosts with devices.
+    pub hosts: &'a [HostFacts],
     /// The objective to minimise.
     pub objective: Objective,
     /// The request that the plan is optimised for.
@@ -217,6 +220,7 @@ impl<'a> PlannerInput<'a> {
             devices,
             links,
             host_memory_bytes: None,
+            hosts: &[],
             objective: Objective::Throughput,
             workload: Workload::default(),
             limits,

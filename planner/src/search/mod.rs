@@ -18,6 +18,7 @@ mod explain;
 mod families;
 mod from_file;
 mod grid;
+pub(crate) mod hosts;
 mod hybrid;
 mod input;
 mod memory_fit;
@@ -38,6 +39,7 @@ pub use baselines::{Baseline, EngineDecode};
 pub use context::largest_context;
 pub use error::{DoesNotFit, PlanError, Remedy, Shortage};
 use grid::{Choice, Grid};
+pub use hosts::HostFacts;
 pub use input::{Constraints, ModelFacts, Pin, PlanLimits, PlannerInput, Trial, TrialLoad};
 use ragtag_graph::execution::Chunks;
 use workload_times::Point;
@@ -53,7 +55,7 @@ const OVERLAP: f64 = 0.1;
 ///
 /// # Errors
 /// Returns [`PlanError::DoesNotFit`], which lists the missing bytes on each device,
-/// [`PlanError::HostMemory`], which gives the required and available host memory, or an error that names the
+/// [`PlanError::HostMemory`] or [`PlanError::OtherHost`], which give the required and available host memory, or an error that names the
 /// invalid input.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     check::check(input)?;
@@ -61,14 +63,22 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     let resident = PlannerInput { streaming: false, ..streaming };
     // Without a prefill stage, or with resident weights, host memory may have room for a slower plan.
     let (has_prefill, has_pinned, error) = match for_devices(&streaming, true) {
-        Ok(plan) if plan.host_memory_bytes.fits() => return Ok(plan),
+        Ok(plan) if plan.fits_hosts() => return Ok(plan),
         Ok(plan) => {
             let memory = plan.host_memory_bytes;
-            (plan.prefill_stage.is_some(), memory.weights > 0, PlanError::HostMemory(Box::new(memory)))
+            let error = match plan.other_hosts.into_iter().find(|host| !host.memory_bytes.fits()) {
+                Some(host) if memory.fits() => PlanError::OtherHost(Box::new(host)),
+                _ => PlanError::HostMemory(Box::new(memory)),
+            };
+            (plan.prefill_stage.is_some(), memory.weights > 0, error)
         }
         Err(error) => (false, false, error),
     };
     let is_short = matches!(error, PlanError::DoesNotFit(_) | PlanError::HostMemory(_));
+    if matches!(error, PlanError::OtherHost(_)) {
+        // Plans over several hosts have neither of these.
+        return hosts::relieved(&resident, |input| for_devices(input, false).ok()).ok_or(error);
+    }
     let attempts: [(bool, &dyn Fn() -> Option<Plan>); 3] = [
         (has_prefill, &|| for_devices(&streaming, false).ok()),
         (has_prefill || has_pinned, &|| for_devices(&resident, true).ok()),
@@ -76,7 +86,7 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     ];
     let open = attempts.into_iter().filter(|(is_open, _)| *is_open && input.may_stream());
     let mut plans = open.filter_map(|(_, plan)| plan());
-    plans.find(|plan| plan.host_memory_bytes.fits()).ok_or(error)
+    plans.find(Plan::fits_hosts).ok_or(error)
 }
 
 /// Makes a plan that fits the devices, without checking host memory. The planner adds a prefill stage only if

@@ -8,7 +8,9 @@ use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{Baseline, DoesNotFit, PlannerInput, Remedy, Shortage, families, pool};
 use crate::cost::{DeviceFacts, Figure, RunSizes};
 use crate::objective::Objective;
-use crate::plan::{Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, Place, Plan};
+use crate::plan::{
+    Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, OtherHost, Place, Plan,
+};
 use crate::wording::{self, count};
 use ragtag_graph::execution::Reserve;
 use ragtag_graph::{Granularity, WireType};
@@ -496,6 +498,15 @@ pub(super) fn small_cache(context: u32, blocks: u32, needed_bytes: u64) -> Strin
 
 /// Formats the message for a shortage of host memory.
 pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
+    of_host_does_not_fit(memory, "")
+}
+
+/// Formats the message for a shortage of memory on another host.
+pub(super) fn other_host_does_not_fit(host: &OtherHost) -> String {
+    of_host_does_not_fit(&host.memory_bytes, &format!(" on {}", host.name))
+}
+
+fn of_host_does_not_fit(memory: &HostMemory, of: &str) -> String {
     let parts = [
         ("logits", memory.logits),
         ("staging", memory.staging),
@@ -506,7 +517,7 @@ pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     ];
     let available = memory.available.map_or_else(String::new, bytes);
     format!(
-        "the plan needs {} of host memory ({}) and {available} is free; fewer sequences, fewer credits or a shorter \
+        "the plan needs {} of host memory{of} ({}) and {available} is free; fewer sequences, fewer credits or a shorter \
          context need less",
         bytes_up(memory.total),
         sizes(&parts)

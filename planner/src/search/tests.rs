@@ -6,6 +6,7 @@ mod families;
 mod from_file;
 mod given;
 mod grid;
+mod hosts;
 mod hybrid;
 mod left_out;
 mod limits;

@@ -200,6 +200,10 @@ impl<'a> Wiring<'a> {
         let mut proxies = hosts.proxies(remote, layout, logits, (&reports, elsewhere(reports.len() - 1)));
         let mut edges: Vec<[Option<Edge>; 2]> = self.places.iter().map(|_| [None, None]).collect();
         for (index, routes) in self.options.routes.iter().enumerate() {
+            if let (Some(from), Some(to)) = (elsewhere(index), elsewhere(index + 1)) {
+                proxies.relay(index, from, to);
+                continue;
+            }
             let (ring, notice) = (self.ring(index, routes)?, Notice::default());
             let (at_sender, at_receiver) = Sharing::of(routes);
             let edge = |neighbour: usize, queues: &[QueueKind], shared: Sharing| {
@@ -224,7 +228,7 @@ impl<'a> Wiring<'a> {
                     previous.address = proxies.edge(index, far, (next, false), layout)?;
                     edges[index + 1][0] = Some(previous);
                 }
-                (Some(from), Some(to)) => proxies.relay(index, from, to),
+                (Some(_), Some(_)) => {}
             }
         }
         Ok((edges, proxies))

@@ -273,7 +273,7 @@ impl SimSpec {
     /// in half of them some copies of activations write wrong bytes. With a prefill stage, in a quarter of
     /// them a copy of keys and values writes wrong bytes. In half of the others, devices refuse some copies
     /// over the peer route. In many pipelines, the cache is small, prompts share prefixes, requests end or
-    /// pause at some time, and few requests may wait.
+    /// pause at some time, and few requests may wait. A third of them have a network that delays and loses messages.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -318,6 +318,7 @@ impl SimSpec {
         faults.extend(wrong_bytes(seed, stages.len() as u32));
         faults.extend(prefill.as_ref().and_then(|_| wrong_keys_and_values(seed, stages.len() as u32)));
         faults.extend(refused_copies(seed, stages.len() as u32));
+        let network = random_network(seed, stages.len());
         Self {
             seed,
             stages,
@@ -327,7 +328,7 @@ impl SimSpec {
             shared_links: Vec::new(),
             run,
             message_ns: 10u64.pow(rng.random_range(0..6)),
-            network: SimNetwork::default(),
+            network,
             handling_ns: 10u64.pow(rng.random_range(0..5)),
             jitter_percent: rng.random_range(0..=100),
             requests,
@@ -505,6 +506,20 @@ fn share_devices(seed: u64, stages: &mut [SimStage]) {
         }
         stage.device = format!("made-up:{device}");
         before = device;
+    }
+}
+
+/// Returns a network between three hosts for a third of the seeds.
+fn random_network(seed: u64, stages: usize) -> SimNetwork {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6e65_7477);
+    if !rng.random_ratio(1, 3) {
+        return SimNetwork::default();
+    }
+    SimNetwork {
+        hosts: (0..stages).map(|_| rng.random_range(0..3)).collect(),
+        latencies_ns: [(0, 1), (0, 2), (1, 2)].map(|pair| (pair, 10u64.pow(rng.random_range(0..7)))).into(),
+        lost_per_million: rng.random_range(0..200_000),
+        again_ns: rng.random_range(0..1_000_000),
     }
 }
 
