@@ -22,6 +22,7 @@ pub(crate) use hosted::HostedStages;
 pub use recovery::{Interruption, Recovery};
 pub use request::{Busy, Flow, Job, Reply, ReplySink, Request, StopRule};
 pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT};
+pub use stages::Stopped;
 
 use crate::actor::StageReport;
 use crate::core::{Limits, Prompt, RunCore, RunCounts, SequenceId, Want};

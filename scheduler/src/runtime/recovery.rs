@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::runtime::request::Control;
 use crate::runtime::spec::{LoadProgress, PipelineOptions, PipelineSpec};
-use crate::runtime::stages::{Stages, load};
+use crate::runtime::stages::{Stages, Stopped, load};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,12 @@ impl Recovery {
     /// Waits until the threads of the failed pipeline have ended and freed the memory of their devices. Leaves a device
     /// behind that hangs, as [`Pipeline::shutdown`](crate::Pipeline::shutdown) does. Returns the labels of these devices.
     pub fn clear(&self) -> Vec<String> {
-        Stages::end(&self.stages)
+        self.stopped().end()
+    }
+
+    /// Takes the stopped stages. While they end, other stages may be loaded, if the devices have the memory for both.
+    pub fn stopped(&self) -> Stopped {
+        Stages::stopped(&self.stages)
     }
 
     /// Loads other stages, and lets the sequences go on with them. The stages must return logits of the same vocabulary.

@@ -42,6 +42,26 @@ pub(super) struct Loaded {
     pub(super) sink: TraceSink,
 }
 
+/// Stages that end, and free the memory of their devices.
+pub struct Stopped {
+    threads: Loaded,
+    watch: Option<Watch>,
+}
+
+impl Stopped {
+    /// Waits until the threads have ended. Leaves a device behind that hangs, as
+    /// [`Pipeline::shutdown`](crate::Pipeline::shutdown) does. Returns the labels of these devices.
+    pub fn end(mut self) -> Vec<String> {
+        self.threads.end(self.watch.take())
+    }
+}
+
+impl std::fmt::Debug for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stopped").finish_non_exhaustive()
+    }
+}
+
 /// Loads all stages in parallel, and returns when all are ready. After a failure, all threads have ended.
 pub(super) fn load(
     pipeline: PipelineSpec,
@@ -131,10 +151,9 @@ impl Stages {
         &self.loaded
     }
 
-    /// Ends the loaded stages. Returns the labels of the devices that were left behind.
-    pub(super) fn end(stages: &Mutex<Self>) -> Vec<String> {
-        let (mut threads, watch) = Self::lock(stages).take();
-        threads.end(watch)
+    /// Takes the threads of the loaded stages, which end.
+    pub(super) fn stopped(stages: &Mutex<Self>) -> Stopped {
+        Self::lock(stages).take()
     }
 
     /// Ends the loaded stages. No other ones replace them any more.
@@ -144,14 +163,14 @@ impl Stages {
             stages.is_closed = true;
             stages.abort.store(true, Ordering::Relaxed);
         }
-        Self::end(stages)
+        Self::stopped(stages).end()
     }
 
     /// Takes the threads, and leaves the records.
-    fn take(&mut self) -> (Loaded, Option<Watch>) {
+    fn take(&mut self) -> Stopped {
         let Loaded { addresses, actors, .. } = &mut self.loaded;
         let (addresses, actors) = (std::mem::take(addresses), std::mem::take(actors));
-        (Loaded { addresses, actors, ..Loaded::default() }, self.watch.take())
+        Stopped { threads: Loaded { addresses, actors, ..Loaded::default() }, watch: self.watch.take() }
     }
 
     /// Returns the flag that aborts the stages that are about to load.
