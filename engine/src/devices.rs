@@ -369,9 +369,15 @@ impl Devices {
         self.facts_with(self.adapters_now(), host_bytes, facts)
     }
 
-    /// Returns whether the `opened` devices have the memory that `plan` needs. They must not hold any memory yet. The process needs
-    /// `host_bytes` bytes of the free host memory itself.
-    pub(crate) fn have_room_for(&self, plan: &Plan, opened: &[Box<dyn Device>], host_bytes: u64) -> bool {
+    /// Returns whether the `opened` devices have the memory that `plan` needs besides `kept_bytes` of each device. They must not
+    /// hold any memory yet. The process needs `host_bytes` bytes of the free host memory itself.
+    pub(crate) fn have_room_for(
+        &self,
+        plan: &Plan,
+        opened: &[Box<dyn Device>],
+        host_bytes: u64,
+        kept_bytes: impl Fn(&str) -> u64,
+    ) -> bool {
         let now = |adapter: &Adapter| {
             let mut adapter = adapter.clone();
             let device = opened.iter().find(|device| device.adapter().label() == adapter.label());
@@ -386,7 +392,8 @@ impl Devices {
         let facts = self.facts_with(self.selected().iter().map(now).collect(), host_bytes, memory_facts);
         let needed = |label: &str| {
             let stages = plan.all_stages().filter(|stage| stage.device == label);
-            stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add)
+            let all = stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add);
+            all.saturating_sub(kept_bytes(label))
         };
         let host = self.host_memory_bytes(host_bytes);
         facts.iter().all(|facts| needed(&facts.label) <= facts.memory_bytes)

@@ -13,7 +13,7 @@ use ragtag_graph::CompiledStage;
 use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::core::Limits;
-use ragtag_scheduler::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT, StageSpec};
+use ragtag_scheduler::{LoadProgress, PipelineOptions, PipelineSpec, Recovery, STALL_TIMEOUT, StageSpec};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -167,15 +167,29 @@ impl Prepared {
 }
 
 impl Prepared {
-    /// Returns the same, if the opened devices have the memory that the plan needs beside other engines.
+    /// Returns the same, if the opened devices have the memory that the plan needs beside other engines, and beside the weights
+    /// that `recovery` keeps.
     ///
     /// # Errors
     /// [`Error::Usage`] if they do not.
-    pub(crate) fn if_it_fits(self, model: &Model, devices: &Devices, plan: &Plan) -> Result<Self> {
+    pub(crate) fn if_it_fits(
+        self,
+        model: &Model,
+        devices: &Devices,
+        plan: &Plan,
+        recovery: &Recovery,
+    ) -> Result<Self> {
         let Self { spec, run, stages, claim } = self;
         // The claim of this plan must not count.
         drop(claim);
-        if !devices.have_room_for(plan, &spec.devices, devices.process_bytes(model)) {
+        let kept_bytes = |label: &str| {
+            let of_label = |stage: &&StageSpec| {
+                spec.devices.get(stage.device).is_some_and(|device| device.adapter().label() == label)
+            };
+            let stages = spec.stages.iter().filter(|_| spec.prefill.is_none()).filter(of_label);
+            stages.map(|stage| recovery.kept_bytes(label, &stage.compiled)).sum()
+        };
+        if !devices.have_room_for(plan, &spec.devices, devices.process_bytes(model), kept_bytes) {
             return Err(Error::Usage("the devices have less free memory than at the start".into()));
         }
         Ok(Self { claim: devices.claim(plan), spec, run, stages })

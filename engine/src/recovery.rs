@@ -274,6 +274,7 @@ impl Supervised {
                 (self.loaded(settings, &before, &planner), at)
             }
             _ => {
+                self.recovery.forget_weights();
                 let mut settings = self.settings.settings();
                 (self.replace(history, &mut settings, &base)?, self.recovered())
             }
@@ -330,7 +331,7 @@ impl Supervised {
         let StandbyPlan { settings, plan, compiled, .. } = standby;
         let devices = &settings.devices;
         let loaded = Prepared::with(&self.model, devices, plan, compiled.clone(), &self.options)
-            .and_then(|prepared| prepared.if_it_fits(&self.model, devices, plan))
+            .and_then(|prepared| prepared.if_it_fits(&self.model, devices, plan, &self.recovery))
             .and_then(|prepared| self.load(prepared, plan));
         let failed = |error: &Error| tracing::debug!(%error, "the plan for the failure does not apply");
         loaded.inspect_err(failed).ok().map(|()| self.recovered())
