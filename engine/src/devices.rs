@@ -366,12 +366,18 @@ impl Devices {
 
     /// Returns [`Self::facts`] if the process needs `host_bytes` bytes of the free host memory itself.
     pub(crate) fn facts_beside(&self, host_bytes: u64) -> Vec<DeviceFacts> {
-        self.facts_with(self.adapters_now(), host_bytes)
+        self.facts_with(self.adapters_now(), host_bytes, facts)
     }
 
-    /// Returns whether the `opened` devices have the memory that `plan` needs. They must not hold any memory yet. The process needs
-    /// `host_bytes` bytes of the free host memory itself.
-    pub(crate) fn have_room_for(&self, plan: &Plan, opened: &[Box<dyn Device>], host_bytes: u64) -> bool {
+    /// Returns whether the `opened` devices have the memory that `plan` needs besides `kept_bytes` of each device. They must not
+    /// hold any memory yet. The process needs `host_bytes` bytes of the free host memory itself.
+    pub(crate) fn have_room_for(
+        &self,
+        plan: &Plan,
+        opened: &[Box<dyn Device>],
+        host_bytes: u64,
+        kept_bytes: impl Fn(&str) -> u64,
+    ) -> bool {
         let now = |adapter: &Adapter| {
             let mut adapter = adapter.clone();
             let device = opened.iter().find(|device| device.adapter().label() == adapter.label());
@@ -383,24 +389,31 @@ impl Devices {
             }
             adapter
         };
-        let facts = self.facts_with(self.selected().iter().map(now).collect(), host_bytes);
+        let facts = self.facts_with(self.selected().iter().map(now).collect(), host_bytes, memory_facts);
         let needed = |label: &str| {
             let stages = plan.all_stages().filter(|stage| stage.device == label);
-            stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add)
+            let all = stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add);
+            all.saturating_sub(kept_bytes(label))
         };
         let host = self.host_memory_bytes(host_bytes);
         facts.iter().all(|facts| needed(&facts.label) <= facts.memory_bytes)
             && host.is_none_or(|free| plan.host_memory_bytes.total <= free)
     }
 
-    /// Returns the facts of `adapters`, which are the selected ones with the memory that is free now.
-    fn facts_with(&self, adapters: Vec<Adapter>, host_bytes: u64) -> Vec<DeviceFacts> {
+    /// Returns the facts of `adapters`, which are the selected ones with the memory that is free now. `facts` describes an
+    /// adapter that this number of adapters share.
+    fn facts_with(
+        &self,
+        adapters: Vec<Adapter>,
+        host_bytes: u64,
+        facts: impl Fn(&Adapter, u64) -> DeviceFacts,
+    ) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
             self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
         };
         let host_bytes = host_bytes.saturating_add(self.claimed_of_host().free_bytes);
-        let facts = |mut adapter: Adapter| {
+        let described = |mut adapter: Adapter| {
             let shared = host_bytes / self.sharers(&adapter);
             let own = self.claimed(&adapter).free_bytes;
             for memory in &mut adapter.memory {
@@ -409,7 +422,7 @@ impl Devices {
             }
             self.capped(&adapter, facts(&adapter, users(&adapter)))
         };
-        adapters.into_iter().map(facts).collect()
+        adapters.into_iter().map(described).collect()
     }
 
     /// Returns the selected adapters with the memory that is free now. Probes the drivers again if an engine of
@@ -704,8 +717,8 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     DeviceFacts { f16_products, ..facts_by_figures(adapter, users) }
 }
 
-/// Returns the facts with `f16_products` set only for matrix units.
-fn facts_by_figures(adapter: &Adapter, users: u64) -> DeviceFacts {
+/// Returns the facts about the memory of a device, with assumed rates.
+fn memory_facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
             let source = match memory.source {
@@ -720,16 +733,22 @@ fn facts_by_figures(adapter: &Adapter, users: u64) -> DeviceFacts {
     let usable = usable_bytes(bytes) / users.max(1);
     // The workspace of the GEMM library is not one of the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
-    let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
+    let in_host_memory = adapter.memory.first().is_some_and(|memory| memory.heap == HeapKind::Host);
+    let assumed = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
+    DeviceFacts { in_host_memory, ..assumed }
+}
+
+/// Returns the facts with `f16_products` set only for matrix units.
+fn facts_by_figures(adapter: &Adapter, users: u64) -> DeviceFacts {
+    let caps = &adapter.caps;
     let facts = DeviceFacts {
         f16_products: ragtag_kernels::has_matrix_products(caps),
         buffers: BufferLimits {
             allocation_bytes: caps.max_allocation_bytes,
             binding_bytes: caps.max_binding_bytes,
         },
-        in_host_memory: adapter.memory.first().is_some_and(|memory| memory.heap == HeapKind::Host),
         weight_sharing: weight_sharing(caps),
-        ..facts
+        ..memory_facts(adapter, users)
     };
     let is_gpu = matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
     let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);

@@ -9,10 +9,11 @@ use crate::model::Model;
 use crate::recovery::OnRecovery;
 use crate::stage::{FileWeights, StageInfo, compute_timeout, longest_computation, lowering};
 use crate::trust;
+use ragtag_graph::CompiledStage;
 use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::core::Limits;
-use ragtag_scheduler::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT, StageSpec};
+use ragtag_scheduler::{LoadProgress, PipelineOptions, PipelineSpec, Recovery, STALL_TIMEOUT, StageSpec};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,6 +76,22 @@ impl Options {
     }
 }
 
+/// The compiled stages of a plan, each with the adapter of its device.
+pub(crate) type Compiled = Vec<(Adapter, CompiledStage)>;
+
+/// Compiles the stages of a plan.
+pub(crate) fn compile(model: &Model, devices: &Devices, plan: &Plan, options: &Options) -> Result<Compiled> {
+    let lowering = lowering(plan, options.all_logits);
+    let graph = model.graph().with_granularity(plan.model.granularity);
+    let compile = |stage: &PlanStage| {
+        let adapter = devices.selected_adapter(&stage.device)?.clone();
+        let compiled = ragtag_graph::compile(&graph, stage.segments.range(), &lowering, &adapter.caps);
+        let compiled = compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
+        Ok((adapter, compiled))
+    };
+    plan.all_stages().map(compile).collect()
+}
+
 /// Open devices and compiled stages of a plan, with a claim on their memory.
 pub(crate) struct Prepared {
     pub(crate) spec: PipelineSpec,
@@ -86,16 +103,18 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Compiles the stages of a plan, tests kernels that are new, and opens the devices.
     pub(crate) fn new(model: &Model, devices: &Devices, plan: &Plan, options: &Options) -> Result<Self> {
-        let lowering = lowering(plan, options.all_logits);
-        let graph = model.graph().with_granularity(plan.model.granularity);
+        Self::with(model, devices, plan, compile(model, devices, plan, options)?, options)
+    }
+
+    /// Tests kernels of the compiled stages that are new, and opens the devices.
+    pub(crate) fn with(
+        model: &Model,
+        devices: &Devices,
+        plan: &Plan,
+        compiled: Compiled,
+        options: &Options,
+    ) -> Result<Self> {
         let all: Vec<&PlanStage> = plan.all_stages().collect();
-        let compile = |stage: &&PlanStage| {
-            let adapter = devices.selected_adapter(&stage.device)?.clone();
-            let compiled = ragtag_graph::compile(&graph, stage.segments.range(), &lowering, &adapter.caps);
-            let compiled = compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
-            Ok((adapter, compiled))
-        };
-        let compiled = all.iter().map(compile).collect::<Result<Vec<_>>>()?;
         let labels: Vec<String> = plan.stages.iter().map(|stage| stage.device.clone()).collect();
         let own: Vec<String> =
             labels.iter().filter(|label| devices.hosts.adapter(label).is_none()).cloned().collect();
@@ -139,7 +158,7 @@ impl Prepared {
             specs.push(StageSpec { streamed, arenas, from_file, longest, compute_timeout, ..resident });
         }
         let prefill = prefill.and_then(|_| specs.pop());
-        let blocks = lowering.cache_blocks();
+        let blocks = lowering(plan, options.all_logits).cache_blocks();
         let run = PipelineOptions { ring_cores, ..run_options(plan, specs.len(), blocks, options) };
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
         let spec = PipelineSpec { devices, stages: specs, prefill, events: None, remote };
@@ -148,15 +167,29 @@ impl Prepared {
 }
 
 impl Prepared {
-    /// Returns the same, if the opened devices have the memory that the plan needs beside other engines.
+    /// Returns the same, if the opened devices have the memory that the plan needs beside other engines, and beside the weights
+    /// that `recovery` keeps.
     ///
     /// # Errors
     /// [`Error::Usage`] if they do not.
-    pub(crate) fn if_it_fits(self, model: &Model, devices: &Devices, plan: &Plan) -> Result<Self> {
+    pub(crate) fn if_it_fits(
+        self,
+        model: &Model,
+        devices: &Devices,
+        plan: &Plan,
+        recovery: &Recovery,
+    ) -> Result<Self> {
         let Self { spec, run, stages, claim } = self;
         // The claim of this plan must not count.
         drop(claim);
-        if !devices.have_room_for(plan, &spec.devices, devices.process_bytes(model)) {
+        let kept_bytes = |label: &str| {
+            let of_label = |stage: &&StageSpec| {
+                spec.devices.get(stage.device).is_some_and(|device| device.adapter().label() == label)
+            };
+            let stages = spec.stages.iter().filter(|_| spec.prefill.is_none()).filter(of_label);
+            stages.map(|stage| recovery.kept_bytes(label, &stage.compiled)).sum()
+        };
+        if !devices.have_room_for(plan, &spec.devices, devices.process_bytes(model), kept_bytes) {
             return Err(Error::Usage("the devices have less free memory than at the start".into()));
         }
         Ok(Self { claim: devices.claim(plan), spec, run, stages })

@@ -14,9 +14,9 @@ use crate::fitting::Fitting;
 use crate::held::Current;
 use crate::model::Model;
 use crate::planner::Planner;
-use crate::prepared::{Options, Prepared};
+use crate::prepared::{Options, Prepared, compile};
 use crate::standby::{StandbyPlan, StandbyPlans};
-use ragtag_planner::plan::Plan;
+use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::{Error as RunError, Interruption, Recovery};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -206,7 +206,8 @@ impl Supervised {
         excluded.sort_unstable();
         let known = |devices: &Devices| self.planner.clone().knowing(devices);
         let (planner, plan) = self.plan(history, &mut settings, &excluded, before, known).ok()?;
-        Some(StandbyPlan { settings, planner, plan, excluded })
+        let compiled = compile(&self.model, &settings.devices, &plan, &self.options).ok()?;
+        Some(StandbyPlan { settings, planner, plan, compiled, excluded })
     }
 
     /// Lets the run end with the error of the device.
@@ -232,17 +233,23 @@ impl Supervised {
     /// Ends the stopped stages, so that their memory is free. Returns the devices that hang, and what to say about each.
     fn clear(&self) -> BTreeMap<String, String> {
         let left = self.recovery.clear();
-        let mut current = self.current();
-        current.claim = None;
-        for device in &left {
-            let bytes = held_bytes(&current.plan, device);
-            *current.recovery.left_bytes.entry(device.clone()).or_default() += bytes;
-        }
-        let say = |device: &String| {
-            let mib = held_bytes(&current.plan, device) >> 20;
-            format!("{device} hangs and keeps its memory ({mib} MiB)")
+        let plan = {
+            let mut current = self.current();
+            current.claim = None;
+            Arc::clone(&current.plan)
         };
-        left.iter().map(|device| (device.clone(), say(device))).collect()
+        self.leave(&left, &plan)
+    }
+
+    /// Records the devices that hang and were left behind with the memory of the stages of `plan`. Returns what to say about
+    /// each.
+    fn leave(&self, left: &[String], plan: &Plan) -> BTreeMap<String, String> {
+        let say = |device: &String| {
+            let bytes = held_bytes(plan, device);
+            *self.current().recovery.left_bytes.entry(device.clone()).or_default() += bytes;
+            (device.clone(), format!("{device} hangs and keeps its memory ({} MiB)", bytes >> 20))
+        };
+        left.iter().map(say).collect()
     }
 
     /// Replaces the stages after a failure.
@@ -256,45 +263,78 @@ impl Supervised {
         }
         self.current().recovery.recovers_from = Some(error.to_string());
         self.tell(&RecoveryNews::Lost { device: device.to_owned(), error: error.clone() });
-        let left = self.clear();
         let before = self.current().plan.clone();
+        let standby = self.take_standby(history, error, device, &before);
+        let (beside, left) = self.end_stages(standby.as_ref(), &before);
+        let left = self.leave(&left, &before);
         let base = history.lose(error, device, &before, left.contains_key(device), since);
-        let (plan, mut changes) = match self.go_on(history, device, &before) {
-            Some(done) => done,
-            None => {
+        let went_on = beside.or_else(|| self.go_on(standby.as_ref()?));
+        let ((plan, mut changes), at) = match (standby, went_on) {
+            (Some(StandbyPlan { settings, planner, .. }), Some(at)) => {
+                (self.loaded(settings, &before, &planner), at)
+            }
+            _ => {
+                self.recovery.forget_weights();
                 let mut settings = self.settings.settings();
-                self.replace(history, &mut settings, &base)?
+                (self.replace(history, &mut settings, &base)?, self.recovered())
             }
         };
         changes.extend(left.into_values());
-        {
-            let recovery = &mut self.current().recovery;
-            (recovery.recoveries, recovery.recovers_from) = (recovery.recoveries + 1, None);
-        }
-        self.tell(&RecoveryNews::Recovered { plan, after: since.elapsed(), changes });
+        self.tell(&RecoveryNews::Recovered { plan, after: at - since, changes });
         Ok(())
     }
 
-    /// Loads the plan for the failure of `device`, if there is one that still applies. Returns the same as [`Self::replace`].
-    fn go_on(
+    /// Records that the requests go on. Returns the time.
+    fn recovered(&self) -> Instant {
+        let recovery = &mut self.current().recovery;
+        (recovery.recoveries, recovery.recovers_from) = (recovery.recoveries + 1, None);
+        Instant::now()
+    }
+
+    /// Takes the plan for the failure of `device`, if there is one that applies.
+    fn take_standby(
         &mut self,
         history: &History,
+        error: &RunError,
         device: &str,
         before: &Arc<Plan>,
-    ) -> Option<(Arc<Plan>, Vec<String>)> {
-        let excluded = self.excluded(history, &self.settings);
-        let standby = self.standby.take(device, before, &excluded)?;
-        let StandbyPlan { settings, planner, plan, .. } = standby;
-        let loaded = Prepared::new(&self.model, &settings.devices, &plan, &self.options)
-            .and_then(|prepared| prepared.if_it_fits(&self.model, &settings.devices, &plan))
-            .and_then(|prepared| self.load(prepared, &plan));
-        match loaded {
-            Ok(()) => Some(self.loaded(settings, before, &planner)),
-            Err(error) => {
-                tracing::debug!(%error, "the plan for the failure does not apply");
-                None
-            }
+    ) -> Option<StandbyPlan> {
+        let mut excluded = self.excluded(history, &self.settings);
+        if !history.is_new_shortage(error, device) {
+            excluded.push(device.to_owned());
+            excluded.sort_unstable();
         }
+        self.standby.take(device, before, &excluded)
+    }
+
+    /// Waits until the stages of the plan `before` have ended. Meanwhile, loads the plan for the failure, if the devices have
+    /// the memory for both. Returns the time at which the requests went on, if they did, and the devices that hang.
+    fn end_stages(&self, standby: Option<&StandbyPlan>, before: &Plan) -> (Option<Instant>, Vec<String>) {
+        let stopped = self.recovery.stopped();
+        // Other hosts run the stages of one plan at a time.
+        let is_here = |stage: &PlanStage| self.settings.devices.hosts.adapter(&stage.device).is_none();
+        let is_alone =
+            |standby: &&StandbyPlan| before.all_stages().chain(standby.plan.all_stages()).all(is_here);
+        let (beside, left) = std::thread::scope(|scope| {
+            let ending = scope.spawn(|| stopped.end());
+            let beside = standby.filter(is_alone).and_then(|standby| self.go_on(standby));
+            (beside, ending.join().unwrap_or_default())
+        });
+        if beside.is_none() {
+            self.current().claim = None;
+        }
+        (beside, left)
+    }
+
+    /// Loads the plan for a failure, if the devices have the memory. Returns the time at which the requests went on.
+    fn go_on(&self, standby: &StandbyPlan) -> Option<Instant> {
+        let StandbyPlan { settings, plan, compiled, .. } = standby;
+        let devices = &settings.devices;
+        let loaded = Prepared::with(&self.model, devices, plan, compiled.clone(), &self.options)
+            .and_then(|prepared| prepared.if_it_fits(&self.model, devices, plan, &self.recovery))
+            .and_then(|prepared| self.load(prepared, plan));
+        let failed = |error: &Error| tracing::debug!(%error, "the plan for the failure does not apply");
+        loaded.inspect_err(failed).ok().map(|()| self.recovered())
     }
 
     /// Replaces the stages by those that a change wants. If this fails, loads stages on the same devices as before.
@@ -468,12 +508,7 @@ impl History {
     /// smaller batches. In all other cases, the next plan does without the device. Returns the plan that the next one
     /// should be near to.
     fn lose(&mut self, error: &RunError, device: &str, plan: &Plan, is_left: bool, now: Instant) -> Plan {
-        let cause = match error {
-            RunError::Stage { cause, .. } | RunError::Device { cause, .. } => Some(cause.root()),
-            _ => None,
-        };
-        let is_short = cause.is_some_and(ragtag_hal::Error::is_out_of_memory) && !is_left;
-        if is_short && !self.short.contains_key(device) {
+        if self.is_new_shortage(error, device) && !is_left {
             let bytes = held_bytes(plan, device);
             self.short.insert(device.to_owned(), bytes - bytes.div_ceil(SHORT_SHARE));
             return Plan { chunk: plan.chunk.div_ceil(2), ..plan.clone() };
@@ -481,6 +516,15 @@ impl History {
         let (count, at) = self.lost.entry(device.to_owned()).or_insert((0, now));
         (*count, *at) = (*count + 1, now);
         plan.clone()
+    }
+
+    /// Returns whether a device is short of memory for the first time.
+    fn is_new_shortage(&self, error: &RunError, device: &str) -> bool {
+        let cause = match error {
+            RunError::Stage { cause, .. } | RunError::Device { cause, .. } => Some(cause.root()),
+            _ => None,
+        };
+        cause.is_some_and(ragtag_hal::Error::is_out_of_memory) && !self.short.contains_key(device)
     }
 
     /// Forgets the failures of a device.

@@ -1,11 +1,12 @@
 //! Plans for the failure of each device, made while the engine runs. A recovery with such a plan neither plans nor probes the
 //! drivers.
 //!
-//! A plan counts on the memory that was free when the engine started. Before the stages load, the opened devices
+//! The stages of a plan are compiled, too. A plan counts on the memory that was free when the engine started. Before the stages load, the opened devices
 //! say whether they have it.
 
 use crate::device_change::Wanted;
 use crate::planner::Planner;
+use crate::prepared::Compiled;
 use ragtag_planner::plan::Plan;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub(crate) struct StandbyPlan {
     pub(crate) settings: Wanted,
     pub(crate) planner: Planner,
     pub(crate) plan: Plan,
+    pub(crate) compiled: Compiled,
     /// Devices that the plan must not use.
     pub(crate) excluded: Vec<String>,
 }
@@ -77,6 +79,7 @@ mod tests {
             settings: Wanted::new(&devices),
             planner: planner.clone(),
             plan: plan.clone(),
+            compiled: Vec::new(),
             excluded: vec!["cpu:0".into()],
         };
         let filled = || {

@@ -35,7 +35,7 @@ pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use events::EventSink;
 pub use runtime::{
     Busy, Flow, Interruption, Interruptions, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport,
-    PipelineSpec, PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
+    PipelineSpec, PipelineStats, Recovery, Reply, ReplySink, Request, STALL_TIMEOUT, StopRule, Stopped,
 };
 pub use sampling::shaping::{LogProbabilities, ShapedSampler, Shaping, TokenLogProbability, TokenMask};
 pub use sampling::{Noise, Picks, Sampler, Sampling, SamplingError, token_log_probability};

@@ -93,6 +93,14 @@ impl Watch {
         })
     }
 
+    /// Fails the timelines of the devices with this label, so that no device waits for their points.
+    pub(crate) fn abandon(&self, label: &str) {
+        let closed = ragtag_hal::Error::Closed { cause: format!("{label} has failed") };
+        let stages = self.stages.iter().filter(|stage| stage.label == label);
+        let devices = stages.filter_map(|stage| self.devices.get(stage.device));
+        devices.flat_map(|device| &device.own).for_each(|timeline| timeline.fail(closed.clone()));
+    }
+
     fn limit_of(&self, work: &Pending) -> Option<Duration> {
         work.copied.map_or(self.stages[work.stage as usize].limit, |_| self.limit)
     }

@@ -106,7 +106,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Checks that every sequence survives the faults of the device `label`. Returns whether they have hit the run.
+    /// Checks that every sequence survives the faults of the device `label`. Returns false if they have hit the device while
+    /// it loaded.
     fn survives(&mut self, label: &str, faults: Faults, is_timed: bool) -> bool {
         let what = format!("{label}: {faults:?}");
         let limit = faults.endless_computation.map(|_| Duration::from_secs(5));
@@ -121,13 +122,17 @@ impl Run<'_> {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        assert_eq!(tokens(eight(&engine, self.ids, 24)), self.expected, "{what}");
+        // The fault may come in a later round.
+        for _ in 0..4 {
+            assert_eq!(tokens(eight(&engine, self.ids, 24)), self.expected, "{what}");
+            if engine.recovery().recoveries > 0 {
+                break;
+            }
+        }
         let (state, plan) = (engine.recovery(), engine.plan());
         let token_s = engine.stats().interruptions.token_ns.unwrap_or(0) as f64 / 1e9;
         println!("{what}: {state:?}, {}, next token after {token_s:.3} s", plan.split());
-        if state.recoveries == 0 {
-            return false;
-        }
+        assert_eq!(state.recoveries, 1, "{what}: {state:?}");
         assert_eq!(state.lost.get(label), Some(&1), "{what}: {state:?}");
         assert!(plan.stages.iter().all(|stage| stage.device != *label), "{what}: {}", plan.split());
         assert_eq!(engine.stages().len(), plan.stages.len());
@@ -188,14 +193,10 @@ fn every_sequence_survives_the_loss_of_a_device() {
         }
         let Run { recovered_s, fresh_s, .. } = run;
         println!("{recovered} of {cases} recovered; {recovered_s:.3} s, fresh starts {fresh_s:.3} s");
-        // Some faults come after the end, or while the model loads.
-        assert!(
-            recovered * if nightly() { 3 } else { 2 } >= cases * 3 / 2,
-            "{recovered} of {cases} recoveries"
-        );
+        assert!(recovered * 10 >= cases * 9, "{recovered} of {cases} recoveries");
         // Other programs disturb both times, so tests of commits only print them.
         assert!(
-            !nightly() || recovered_s <= 2.0 * fresh_s + 0.5,
+            !nightly() || recovered_s <= 1.25 * fresh_s + 0.5,
             "{recovered_s} s, fresh starts {fresh_s} s"
         );
     });

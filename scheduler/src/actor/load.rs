@@ -1,6 +1,7 @@
 //! Loads the stages of a device.
 
 use super::checksum::Checksums;
+use super::kept::KeptWeights;
 use super::memory::StageBuffers;
 use super::owned::OwnedDevice;
 use super::passing::{LoadedPassage, Passage};
@@ -26,6 +27,7 @@ struct StageLoader<'a> {
     slots: u32,
     decode_rows: u32,
     verified: bool,
+    kept: Option<&'a KeptWeights>,
     uploads: &'a Arc<Timeline>,
     run: &'a RunAddress,
     sink: &'a TraceSink,
@@ -134,8 +136,15 @@ impl StageLoader<'_> {
         let failed = |cause| stage_error(first, self.label, cause);
         let compiled: Vec<_> = inputs.iter().map(|stage| &stage.spec.compiled).collect();
         let mut shared = SharedBuffers::new(device, &compiled).map_err(failed)?;
+        let kept = self.kept.filter(|_| KeptWeights::can_keep(device));
+        if let Some(kept) = kept {
+            let all: Vec<_> =
+                inputs.iter().map(|stage| (&stage.spec.compiled, stage.spec.streamed())).collect();
+            (shared.weights, shared.lends_weights) = (kept.import(self.label, device, &all), true);
+        }
         let load = |stage| self.load(stage, device, &mut shared, points);
         let mut stages = inputs.into_iter().map(load).collect::<Result<Vec<_>>>()?;
+        kept.inspect(|kept| kept.keep(self.label, device, &shared.weights));
         let timelines = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
         let timelines: BTreeMap<_, _> = timelines
             .flat_map(|edge| &edge.timelines)
@@ -174,7 +183,7 @@ impl Actor {
         progress: &(dyn Fn(u32, u64) + Sync),
     ) -> Result<Self> {
         let ActorSpec { label, device, stages, slots, decode_rows, mailbox, address, run, .. } = spec;
-        let ActorSpec { sink, copies, verified, .. } = spec;
+        let ActorSpec { sink, copies, verified, kept, .. } = spec;
         let mut device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         report_failures(&own, &address);
@@ -190,6 +199,7 @@ impl Actor {
             slots,
             decode_rows,
             verified,
+            kept: kept.as_ref(),
             uploads,
             run: &run,
             sink: &sink,

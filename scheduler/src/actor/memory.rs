@@ -1,7 +1,7 @@
 //! Buffers, host regions and recorded programs of a stage on its device. Some exist once per slot.
 
 use crate::actor::owned::OwnedDevice;
-use crate::actor::shared::{SharedBuffers, edge_buffer, optional_buffer};
+use crate::actor::shared::{SharedBuffers, lent_buffer, optional_buffer};
 use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
@@ -94,7 +94,7 @@ impl StageBuffers {
                 None => {
                     let buffer = match imported.get(&at) {
                         Some(buffer) => *buffer,
-                        None => device.new_buffer(weight.bytes())?,
+                        None => lent_buffer(device, weight.bytes(), shared.lends_weights)?,
                     };
                     shared.weights.push((weight.clone(), buffer));
                     unloaded.push(at);
@@ -107,7 +107,7 @@ impl StageBuffers {
         let [params_bytes, activation_bytes, wire_bytes, logits_bytes, picks_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             // The neighbours import the rows in the wire type.
-            let (has_wire, mut rows) = (wire_bytes > 0, |bytes, lent| edge_buffer(device, bytes, lent));
+            let (has_wire, mut rows) = (wire_bytes > 0, |bytes, lent| lent_buffer(device, bytes, lent));
             Ok(SlotBuffers {
                 activation: rows(activation_bytes, is_lent && !has_wire)?,
                 wire: has_wire.then(|| rows(wire_bytes, is_lent)).transpose()?,

@@ -8,6 +8,7 @@ mod act;
 mod checksum;
 mod copy;
 mod edge;
+pub(crate) mod kept;
 mod load;
 mod lone;
 pub(crate) mod memory;
@@ -35,6 +36,7 @@ use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, Run
 use crate::results::ResultPlaces;
 use crate::trace::{Computed, Ends, Recorder, SizeReport, TraceSink};
 pub(crate) use edge::{Edge, Sharing, to_next, to_previous};
+use kept::KeptWeights;
 use memory::StageBuffers;
 use passing::{LoadedPassage, Passage};
 use ragtag_hal::{
@@ -108,6 +110,8 @@ pub(crate) struct ActorSpec {
     pub(crate) copies: Copies,
     /// Whether the transfers of all edges are verified.
     pub(crate) verified: bool,
+    /// Weights that stay in memory when other stages replace these. `None` if the pipeline does not recover.
+    pub(crate) kept: Option<KeptWeights>,
 }
 
 /// A stage that is loaded on the actor's device.

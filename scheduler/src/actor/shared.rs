@@ -20,6 +20,8 @@ pub(crate) struct SharedBuffers {
     /// Weights that already have a buffer. A later stage can use the same buffer, for example if the output
     /// projection is also the embedding.
     pub(super) weights: Vec<(WeightBuffer, BufferId)>,
+    /// Whether other devices may import the weights.
+    pub(super) lends_weights: bool,
 }
 
 impl SharedBuffers {
@@ -138,9 +140,8 @@ pub(crate) fn import_weights(
     Ok(imported)
 }
 
-/// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device
-/// cannot share memory.
-pub(super) fn edge_buffer(
+/// Creates a buffer. If `is_lent` is true, another device may import it, unless the device cannot share memory.
+pub(super) fn lent_buffer(
     device: &mut OwnedDevice,
     bytes: u64,
     is_lent: bool,

@@ -134,7 +134,7 @@ impl Coordinator {
             let error = Error::protocol("the coordinator panicked");
             self.clients.drain().for_each(|(_, client)| client.end(Reply::Failed(error.clone())));
         }
-        self.detach();
+        self.detach(None);
         // A sender that sees `ended` rejects the remaining requests itself. Setting `ended` first ensures
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
@@ -193,10 +193,12 @@ impl Coordinator {
         self.interrupted_ns.map_or(0, |at| Timing::now_ns().saturating_sub(at))
     }
 
-    /// Stops the stages, and forgets them. What they still send does not arrive.
-    fn detach(&mut self) {
+    /// Stops the stages, and forgets them. What they still send does not arrive. Work that waits for `lost`, the device
+    /// that has failed, does not run any more.
+    fn detach(&mut self, lost: Option<&str>) {
         if let Some(attached) = self.attached.take() {
             attached.stop_devices();
+            lost.into_iter().for_each(|device| attached.watch.abandon(device));
             Stages::lock(&self.stages).watch = Some(attached.watch);
         }
     }
@@ -224,7 +226,7 @@ impl Coordinator {
         let has_stopped = self.attached.is_some();
         if has_stopped {
             tracing::debug!(device, %error, "the run is interrupted");
-            self.detach();
+            self.detach(device.as_deref());
             (self.lost, self.interrupted_ns) = (Some(error.clone()), Some(Timing::now_ns()));
             self.handle(RunEvent::Interrupted);
         }

@@ -36,7 +36,7 @@ impl HostedStages {
     ) -> Result<Self> {
         let is_own = pipeline.stages.iter().map(|stage| pipeline.remote_stage(stage).is_none()).collect();
         let before = Mutex::new(0);
-        let (linked, loaded) = load_for(pipeline, options, run, Arc::default(), move |loaded| {
+        let (linked, loaded) = load_for(pipeline, options, run, (Arc::default(), None), move |loaded| {
             let mut before = before.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let bytes = loaded.done_bytes.saturating_sub(*before);
             *before += bytes;

@@ -22,8 +22,10 @@ pub(crate) use hosted::HostedStages;
 pub use recovery::{Interruption, Recovery};
 pub use request::{Busy, Flow, Job, Reply, ReplySink, Request, StopRule};
 pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT};
+pub use stages::Stopped;
 
 use crate::actor::StageReport;
+use crate::actor::kept::KeptWeights;
 use crate::core::{Limits, Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::Result;
 use crate::mailbox::LINGER;
@@ -153,7 +155,9 @@ impl Pipeline {
         recovery: Option<Sender<Interruption>>,
     ) -> Result<(Self, Sender<Control>)> {
         let mut events = pipeline.events.take();
-        let (attached, loaded) = load(pipeline, options, Arc::default(), progress)?;
+        let kept = KeptWeights::default();
+        let keeps = recovery.as_ref().map(|_| &kept);
+        let (attached, loaded) = load(pipeline, options, (Arc::default(), keeps), progress)?;
         let (requests, request_inbox) = unbounded();
         let (controls, control_inbox) = unbounded();
         let mut pipeline = Self {
@@ -164,7 +168,7 @@ impl Pipeline {
             ended: Arc::default(),
             controls: controls.clone(),
             coordinator: None,
-            stages: Arc::new(Mutex::new(Stages::new(loaded))),
+            stages: Arc::new(Mutex::new(Stages::new(loaded, kept))),
             next_sequence: AtomicU64::new(0),
             stats: Arc::default(),
         };

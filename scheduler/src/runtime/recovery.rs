@@ -4,8 +4,9 @@
 use crate::error::{Error, Result};
 use crate::runtime::request::Control;
 use crate::runtime::spec::{LoadProgress, PipelineOptions, PipelineSpec};
-use crate::runtime::stages::{Stages, load};
+use crate::runtime::stages::{Stages, Stopped, load};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use ragtag_graph::CompiledStage;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -52,10 +53,29 @@ impl Recovery {
     /// Waits until the threads of the failed pipeline have ended and freed the memory of their devices. Leaves a device
     /// behind that hangs, as [`Pipeline::shutdown`](crate::Pipeline::shutdown) does. Returns the labels of these devices.
     pub fn clear(&self) -> Vec<String> {
-        Stages::end(&self.stages)
+        let left = self.stopped().end();
+        self.forget_weights();
+        left
     }
 
-    /// Loads other stages, and lets the sequences go on with them. The stages must return logits of the same vocabulary.
+    /// Takes the stopped stages. While they end, other stages may be loaded, if the devices have the memory for both. These
+    /// keep the weights of CPU devices that they need again.
+    pub fn stopped(&self) -> Stopped {
+        Stages::stopped(&self.stages)
+    }
+
+    /// Returns the bytes of weights that a stage would keep on the device with this label. Pipelines with a prefill stage keep
+    /// none.
+    pub fn kept_bytes(&self, label: &str, stage: &CompiledStage) -> u64 {
+        Stages::kept(&self.stages).bytes(label, stage)
+    }
+
+    /// Frees the weights of stopped stages. The next stages upload all of theirs.
+    pub fn forget_weights(&self) {
+        Stages::kept(&self.stages).retain(&[]);
+    }
+
+    /// Loads other stages, and lets the sequences go on with them. The stages must be of the same model.
     /// A sequence that does not fit them fails with [`Refusal::NoLongerFits`](crate::Refusal::NoLongerFits) or
     /// [`Refusal::TooManyBlocks`](crate::Refusal::TooManyBlocks).
     ///
@@ -69,7 +89,14 @@ impl Recovery {
         progress: impl Fn(LoadProgress) + Send + Sync + 'static,
     ) -> Result<()> {
         let abort = Stages::begin(&self.stages)?;
-        let (attached, loaded) = load(pipeline, options, abort, progress)?;
+        let kept = Stages::kept(&self.stages);
+        if pipeline.prefill.is_some() {
+            self.forget_weights();
+        }
+        let labels: Vec<_> = pipeline.devices.iter().map(|device| device.adapter().label()).collect();
+        let loaded = load(pipeline, options, (abort, Some(&kept)), progress);
+        kept.retain(if loaded.is_ok() { &labels } else { &[] });
+        let (attached, loaded) = loaded?;
         Stages::replace(&self.stages, loaded)?;
         let _ = self.controls.send(Control::Attach(Box::new(attached)));
         Ok(())

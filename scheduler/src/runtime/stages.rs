@@ -1,6 +1,7 @@
 //! Loaded stages, as the users of a pipeline see them: how they load and end, and their statistics.
 
 use crate::actor::StageReport;
+use crate::actor::kept::KeptWeights;
 use crate::capacity::Lanes;
 use crate::core::RunShape;
 use crate::error::{Error, Result};
@@ -26,6 +27,8 @@ pub(super) struct Stages {
     pub(super) watch: Option<Watch>,
     /// Aborts the stages that are loading.
     abort: Arc<AtomicBool>,
+    /// Weights that stages which replace these may keep.
+    kept: KeptWeights,
     is_closed: bool,
 }
 
@@ -42,15 +45,36 @@ pub(super) struct Loaded {
     pub(super) sink: TraceSink,
 }
 
-/// Loads all stages in parallel, and returns when all are ready. After a failure, all threads have ended.
+/// Stages that end, and free the memory of their devices.
+pub struct Stopped {
+    threads: Loaded,
+    watch: Option<Watch>,
+}
+
+impl Stopped {
+    /// Waits until the threads have ended. Leaves a device behind that hangs, as
+    /// [`Pipeline::shutdown`](crate::Pipeline::shutdown) does. Returns the labels of these devices.
+    pub fn end(mut self) -> Vec<String> {
+        self.threads.end(self.watch.take())
+    }
+}
+
+impl std::fmt::Debug for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stopped").finish_non_exhaustive()
+    }
+}
+
+/// Loads all stages in parallel, and returns when all are ready. They use the weights in `kept`, and add theirs. After a
+/// failure, all threads have ended.
 pub(super) fn load(
     pipeline: PipelineSpec,
     options: &PipelineOptions,
-    abort: Arc<AtomicBool>,
+    (abort, kept): (Arc<AtomicBool>, Option<&KeptWeights>),
     progress: impl Fn(LoadProgress) + Send + Sync + 'static,
 ) -> Result<(Attached, Loaded)> {
     let (address, inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
-    let (linked, loaded) = load_for(pipeline, options, &address, abort, progress)?;
+    let (linked, loaded) = load_for(pipeline, options, &address, (abort, kept), progress)?;
     let Linked { run, addresses, ends, devices, logits, watch } = linked;
     for ends in &ends {
         let moved = address.clone();
@@ -75,15 +99,18 @@ pub(super) fn load_for(
     pipeline: PipelineSpec,
     options: &PipelineOptions,
     run: &RunAddress,
-    abort: Arc<AtomicBool>,
+    (abort, kept): (Arc<AtomicBool>, Option<&KeptWeights>),
     progress: impl Fn(LoadProgress) + Send + Sync + 'static,
 ) -> Result<(Linked, Loaded)> {
     let layout = Layout::new(&pipeline, options)?;
     layout.run.check()?;
+    // A prefill stage imports pages that the stages fill while they load.
+    let kept = kept.filter(|_| pipeline.prefill.is_none()).cloned();
     let sink = TraceSink::new(options.trace_spans);
     let logits = Logits::new(&layout)?;
     let wired = connect(pipeline, options, &layout, run, &logits, &sink)?;
-    let Wired { actors, addresses, reports, devices, ends, crossings, watch, proxies } = wired;
+    let Wired { mut actors, addresses, reports, devices, ends, crossings, watch, proxies } = wired;
+    actors.iter_mut().for_each(|actor| actor.kept = kept.clone());
     let actors =
         loader::start((actors, proxies), &addresses, layout.weight_bytes, abort, Arc::new(progress))?;
     let linked = Linked { run: layout.run, addresses: addresses.clone(), ends, devices, logits, watch };
@@ -118,8 +145,13 @@ impl Loaded {
 }
 
 impl Stages {
-    pub(super) fn new(loaded: Loaded) -> Self {
-        Self { loaded, ..Self::default() }
+    pub(super) fn new(loaded: Loaded, kept: KeptWeights) -> Self {
+        Self { loaded, kept, ..Self::default() }
+    }
+
+    /// Returns the weights that stages which replace these may keep.
+    pub(super) fn kept(stages: &Mutex<Self>) -> KeptWeights {
+        Self::lock(stages).kept.clone()
     }
 
     pub(super) fn lock(stages: &Mutex<Self>) -> MutexGuard<'_, Self> {
@@ -131,10 +163,9 @@ impl Stages {
         &self.loaded
     }
 
-    /// Ends the loaded stages. Returns the labels of the devices that were left behind.
-    pub(super) fn end(stages: &Mutex<Self>) -> Vec<String> {
-        let (mut threads, watch) = Self::lock(stages).take();
-        threads.end(watch)
+    /// Takes the threads of the loaded stages, which end.
+    pub(super) fn stopped(stages: &Mutex<Self>) -> Stopped {
+        Self::lock(stages).take()
     }
 
     /// Ends the loaded stages. No other ones replace them any more.
@@ -143,15 +174,16 @@ impl Stages {
             let mut stages = Self::lock(stages);
             stages.is_closed = true;
             stages.abort.store(true, Ordering::Relaxed);
+            stages.kept.retain(&[]);
         }
-        Self::end(stages)
+        Self::stopped(stages).end()
     }
 
     /// Takes the threads, and leaves the records.
-    fn take(&mut self) -> (Loaded, Option<Watch>) {
+    fn take(&mut self) -> Stopped {
         let Loaded { addresses, actors, .. } = &mut self.loaded;
         let (addresses, actors) = (std::mem::take(addresses), std::mem::take(actors));
-        (Loaded { addresses, actors, ..Loaded::default() }, self.watch.take())
+        Stopped { threads: Loaded { addresses, actors, ..Loaded::default() }, watch: self.watch.take() }
     }
 
     /// Returns the flag that aborts the stages that are about to load.

@@ -302,6 +302,7 @@ impl<'a> Wiring<'a> {
             sink: sink.clone(),
             copies: self.copies[index].clone(),
             verified: self.options.verify_transfers,
+            kept: None,
         }
     }
 }
