@@ -134,7 +134,7 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    /// Reads bytes, of which some may have been decrypted before. Returns 0 at the end of the stream.
+    /// Returns decrypted bytes first, and receives others if there are none. Returns 0 at the end of the stream.
     pub(super) fn read(&mut self, mut socket: &TcpStream, out: &mut [u8]) -> io::Result<usize> {
         if self.keys.is_none() && self.plain.is_empty() {
             if out.len() >= PLAIN_BYTES {

@@ -31,7 +31,7 @@ impl Head {
         Ok(())
     }
 
-    /// Sends the frame with a payload of the size that [`Head::fill`] was told.
+    /// Sends the frame. The payload has the size that [`Head::fill`] wrote.
     pub(super) fn send(&self, writer: &mut dyn Write, payload: &[u8]) -> io::Result<()> {
         write_parts(writer, &[IoSlice::new(&self.0), IoSlice::new(payload)])?;
         writer.flush()
