@@ -22,6 +22,8 @@ pub(crate) struct Hosts {
     pub(crate) links: Vec<(String, String, LinkFacts)>,
     /// Pairs of hosts that exchange activations themselves: the one that connects, and the one that accepts.
     pub(crate) direct: Vec<(usize, usize)>,
+    /// Number of streams of each edge between two hosts.
+    pub(crate) streams: u32,
 }
 
 /// A device of another host. Its label begins with the name of the host and a slash.
@@ -46,6 +48,15 @@ pub(crate) struct Run<'a> {
     pub(crate) edges: Vec<usize>,
     /// Edges between that host and a third one that they exchange themselves.
     pub(crate) direct: Vec<DirectEdge>,
+    /// Number of streams of each edge.
+    pub(crate) streams: u32,
+}
+
+impl Run<'_> {
+    /// Returns the edge of each stream that this host sends or passes on.
+    pub(crate) fn edges_of_streams(&self) -> impl Iterator<Item = usize> {
+        self.edges.iter().flat_map(|edge| std::iter::repeat_n(*edge, self.streams as usize))
+    }
 }
 
 /// An edge between two other hosts.
@@ -121,7 +132,15 @@ impl Hosts {
         let number = NEXT_RUN.fetch_add(1, Ordering::Relaxed);
         for host in used {
             let (edges, direct) = self.edges_of(host, &of_stages);
-            let run = Run { plan, options, adapters: adapters.to_vec(), number, edges, direct };
+            let run = Run {
+                plan,
+                options,
+                adapters: adapters.to_vec(),
+                number,
+                edges,
+                direct,
+                streams: self.streams,
+            };
             let first = of_stages.iter().position(|of| *of == Some(host)).unwrap_or_default();
             let lost = |error| lost(&plan.stages[first].device, error);
             remote.hosts.push(self.hosts[host].connect(&run).map_err(lost)?);

@@ -2,7 +2,8 @@
 
 use super::key::WorkerKey;
 use super::protocol::{
-    Answer, Describe, Load, MAX_ECHO_BYTES, ModelId, Neighbour, Request, SILENCE, Version, keep_alive,
+    Answer, Describe, Load, MAX_ECHO_BYTES, MAX_STREAMS, ModelId, Neighbour, Offer, Request, SILENCE,
+    Version, keep_alive,
 };
 use super::tls::{Tls, TlsStream};
 use crate::calibrate::CalibrationOptions;
@@ -27,11 +28,19 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Sizes of the probe's transfers in bytes, and their numbers.
 const PROBES: [(usize, usize); 3] = [(4 << 10, 24), (64 << 10, 12), (1 << 20, 6)];
 
-/// Address and key of a worker, in the form `HOST:PORT#KEY`.
+/// Number of cores for each stream of an edge.
+const CORES_PER_STREAM: u32 = 4;
+
+/// Text before the key of a worker that takes plain connections.
+const PLAIN: &str = "plain-";
+
+/// Address and key of a worker, in the form `HOST:PORT#KEY`, or `HOST:PORT#plain-KEY` if connections for activations are not
+/// encrypted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerAddress {
     address: String,
     pub(super) key: WorkerKey,
+    pub(super) plain: bool,
 }
 
 impl FromStr for WorkerAddress {
@@ -44,14 +53,22 @@ impl FromStr for WorkerAddress {
         if host.is_empty() || port.parse::<u16>().is_err() {
             return Err(wrong());
         }
-        Ok(Self { address: address.into(), key: key.parse()? })
+        let (plain, key) = key.strip_prefix(PLAIN).map_or((false, key), |key| (true, key));
+        Ok(Self { address: address.into(), key: key.parse()?, plain })
     }
 }
 
 impl WorkerAddress {
     /// Returns the address and the key of a worker that listens at `HOST:PORT`.
     pub fn new(address: impl Into<String>, key: WorkerKey) -> Self {
-        Self { address: address.into(), key }
+        Self { address: address.into(), key, plain: false }
+    }
+
+    /// Makes connections for activations plain, if the worker takes them. An attacker on the network can then read and change
+    /// activations and cache blocks.
+    #[must_use]
+    pub fn plain(self, plain: bool) -> Self {
+        Self { plain, ..self }
     }
 
     /// Returns `HOST:PORT`.
@@ -65,7 +82,16 @@ impl WorkerAddress {
 
     /// Connects to the worker and compares versions.
     pub(super) fn connect(&self, own: &Version) -> Result<TlsStream> {
-        let tls = Tls::new(&self.key).map_err(|cause| self.failed(cause))?;
+        self.connect_as(own, false)
+    }
+
+    /// Connects to the worker for activations.
+    pub(super) fn connect_for_activations(&self) -> Result<TlsStream> {
+        self.connect_as(&Version::own(), self.plain)
+    }
+
+    fn connect_as(&self, own: &Version, plain: bool) -> Result<TlsStream> {
+        let tls = Tls::new(&self.key, plain).map_err(|cause| self.failed(cause))?;
         let stream =
             self.socket().and_then(|socket| tls.connect(socket)).map_err(|cause| self.failed(cause))?;
         self.greet(stream, own).map_err(|cause| self.failed(cause))
@@ -128,11 +154,13 @@ impl Devices {
         let id = ModelId::of(model)?;
         let (all, secret) = (Arc::<[WorkerAddress]>::from(workers), WorkerKey::generate()?);
         let mut earlier: Vec<(Worker, LinkFacts)> = Vec::new();
+        let mut fewest_cores = cores();
         for (index, address) in workers.iter().enumerate() {
             let (address, model, all, secret) =
                 (address.clone(), id.clone(), Arc::clone(&all), secret.clone());
             let worker = Worker { name: name(index), address, model, all, secret };
-            let (devices, memory_bytes, link) = worker.describe(calibration)?;
+            let (Offer { devices, memory_bytes, cores }, link) = worker.describe(calibration)?;
+            fewest_cores = fewest_cores.min(cores);
             let mut links = Vec::new();
             for (at, (other, to_other)) in earlier.iter().enumerate() {
                 let direct = worker.measure(other)?;
@@ -147,6 +175,7 @@ impl Devices {
             self.join(&worker.name, devices, &link, &links);
             earlier.push((worker, link));
         }
+        self.hosts.streams = streams_of(fewest_cores);
         self.hosts.hosts =
             earlier.into_iter().map(|(worker, _)| Arc::new(worker) as Arc<dyn Connect>).collect();
         Ok(self)
@@ -196,6 +225,17 @@ impl Devices {
     }
 }
 
+/// Returns the number of cores of this host.
+pub(super) fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX))
+}
+
+/// Returns the number of streams of an edge between hosts with at least `cores` cores. A stream keeps a core of both hosts
+/// busy while it sends. Devices need most of the others.
+fn streams_of(cores: u32) -> u32 {
+    (cores / CORES_PER_STREAM).clamp(1, MAX_STREAMS)
+}
+
 /// Returns the name of a worker.
 fn name(index: usize) -> String {
     format!("worker{}", index + 1)
@@ -207,15 +247,12 @@ fn through(a: &LinkFacts, b: &LinkFacts) -> LinkFacts {
     both.latency_us.value += b.latency_us.value;
     let (a, b) = (a.bandwidth_bytes_per_s.value, b.bandwidth_bytes_per_s.value);
     both.bandwidth_bytes_per_s.value = a * b / (a + b);
-    both
+    both.over_network()
 }
 
 impl Worker {
-    /// Asks for the devices and the host memory, and probes the link.
-    fn describe(
-        &self,
-        calibration: Option<&CalibrationOptions>,
-    ) -> Result<(Vec<(Adapter, DeviceFacts)>, Option<u64>, LinkFacts)> {
+    /// Asks for what the worker offers, and probes the link.
+    fn describe(&self, calibration: Option<&CalibrationOptions>) -> Result<(Offer, LinkFacts)> {
         let usual = CalibrationOptions::default();
         let options = calibration.unwrap_or(&usual);
         let request = Request::Describe(Box::new(Describe {
@@ -227,13 +264,15 @@ impl Worker {
             max_load: options.max_load,
         }));
         let mut stream = self.address.connect(&Version::own())?;
-        let (devices, memory_bytes) = match self.ask(&mut stream, &request)? {
-            Answer::Devices { devices, memory_bytes } => (devices, memory_bytes),
+        let offer = match self.ask(&mut stream, &request)? {
+            Answer::Devices(offer) => *offer,
             other => return Err(self.address.failed(format!("an unexpected answer: {other:?}"))),
         };
+        stream.close();
+        let mut stream = self.address.connect_for_activations()?;
         let link = probe(&mut stream).map_err(|cause| self.address.failed(cause))?;
         stream.close();
-        Ok((devices, memory_bytes, link))
+        Ok((offer, link))
     }
 
     /// Makes the worker measure the link to another one. Returns `None` if it cannot reach that worker.
@@ -242,7 +281,8 @@ impl Worker {
         let mut admitting = other.address.connect(&Version::own())?;
         other.ask(&mut admitting, &Request::Admit(key.clone())).and_then(|answer| other.accepted(&answer))?;
         let mut stream = self.address.connect(&Version::own())?;
-        let peer = WorkerAddress::new(other.address.address(), key);
+        let plain = self.address.plain && other.address.plain;
+        let peer = WorkerAddress::new(other.address.address(), key).plain(plain);
         let answer = self.ask(&mut stream, &Request::Measure(peer))?;
         admitting.close();
         stream.close();
@@ -272,6 +312,7 @@ impl Worker {
             edge,
             key: self.secret.derived(&format!("run {number} edge {edge}")),
             address,
+            plain: self.address.plain && self.all[other].plain,
         }
     }
 
@@ -329,6 +370,7 @@ impl Connect for Worker {
             plan: self.plan(run.plan).to_json(),
             adapters: adapters.collect(),
             neighbours: run.direct.iter().map(|edge| self.neighbour(run.number, edge)).collect(),
+            streams: run.streams,
             all_logits: run.options.all_logits,
             verify_transfers: run.options.verify_transfers,
             stall_timeout: run.options.stall_timeout,
@@ -339,8 +381,8 @@ impl Connect for Worker {
         let mut control = self.address.connect(&Version::own())?;
         self.ask(&mut control, &Request::Load(Box::new(load))).and_then(accepted)?;
         let mut edges = Vec::new();
-        for &edge in &run.edges {
-            let mut stream = self.address.connect(&Version::own())?;
+        for edge in run.edges_of_streams() {
+            let mut stream = self.address.connect_for_activations()?;
             let request = Request::Edge { session: session.clone(), edge };
             self.ask(&mut stream, &request).and_then(accepted)?;
             keep_alive(&stream);
@@ -375,5 +417,5 @@ pub(super) fn probe(stream: &mut TlsStream) -> io::Result<LinkFacts> {
         }
         samples.push((bytes as u64, best.as_secs_f64() * 1e6 / 2.0));
     }
-    Ok(LinkFacts::fitted(Route::HOST_STAGED.into(), &samples))
+    Ok(LinkFacts::fitted(Route::HOST_STAGED.into(), &samples).over_network())
 }

@@ -36,15 +36,16 @@ fn sockets() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// Returns both ends of an encrypted connection.
-fn streams() -> (TlsStream, TlsStream) {
-    let tls = Tls::new(&WorkerKey::generate().unwrap()).unwrap();
+/// Returns both ends of an encrypted or plain connection.
+fn streams(is_plain: bool) -> (TlsStream, TlsStream) {
+    let tls = Tls::new(&WorkerKey::generate().unwrap(), is_plain).unwrap();
     let (near, far) = sockets();
     let accepting = {
         let tls = tls.clone();
         std::thread::spawn(move || Tls::accept(far, |_| (tls, ())).unwrap().0)
     };
     let near = tls.connect(near).unwrap();
+    assert_eq!(near.is_plain(), is_plain);
     (near, accepting.join().unwrap())
 }
 
@@ -53,7 +54,8 @@ fn piece(bytes: usize) -> EdgeMessage {
     let piece = Piece { place: 0, offset: 0, bytes: bytes as u64 };
     let timeline = TimelineId { device: DeviceId(1), queue: QueueKind::Download };
     let ready = Point { timeline, value: 1 };
-    EdgeMessage::Event(StageEvent::FromPrevious(ToReceiver::Piece { transfer: TransferId(1), piece, ready }))
+    let event = StageEvent::FromPrevious(ToReceiver::Piece { transfer: TransferId(1), piece, ready });
+    EdgeMessage::Event { number: 1, event }
 }
 
 fn median(samples: &[f64]) -> f64 {
@@ -75,14 +77,18 @@ fn print(what: &str, unit: &str, own: &[f64], plain: &[f64]) {
 
 #[test]
 fn a_decode_hop_beside_plain_tcp() {
-    let (mut near, mut far) = streams();
+    let echo = |is_plain| {
+        let (near, mut far) = streams(is_plain);
+        std::thread::spawn(move || {
+            while let Ok((message, payload)) = read_frame::<EdgeMessage>(&mut far, HOP_BYTES) {
+                write_frame(&mut far, &message, &payload).unwrap();
+            }
+        });
+        near
+    };
+    let mut near = [echo(false), echo(true)];
     let (mut plain, mut plain_far) = sockets();
     let message = piece(HOP_BYTES);
-    std::thread::spawn(move || {
-        while let Ok((message, payload)) = read_frame::<EdgeMessage>(&mut far, HOP_BYTES) {
-            write_frame(&mut far, &message, &payload).unwrap();
-        }
-    });
     std::thread::spawn(move || {
         let mut bytes = vec![0; HOP_BYTES];
         while plain_far.read_exact(&mut bytes).is_ok() {
@@ -90,19 +96,22 @@ fn a_decode_hop_beside_plain_tcp() {
         }
     });
     let mut bytes = vec![7; HOP_BYTES];
-    let (mut own, mut raw) = (Vec::new(), Vec::new());
+    let (mut own, mut raw) = ([Vec::new(), Vec::new()], Vec::new());
     for _ in 0..samples().0 * 200 {
         let start = Instant::now();
         plain.write_all(&bytes).unwrap();
         plain.read_exact(&mut bytes).unwrap();
         raw.push(start.elapsed().as_secs_f64() * 1e6);
-        let start = Instant::now();
-        write_frame(&mut near, &message, &bytes).unwrap();
-        let (_, returned) = read_frame::<EdgeMessage>(&mut near, HOP_BYTES).unwrap();
-        own.push(start.elapsed().as_secs_f64() * 1e6);
-        assert_eq!(returned, bytes);
+        for (near, own) in near.iter_mut().zip(&mut own) {
+            let start = Instant::now();
+            write_frame(near, &message, &bytes).unwrap();
+            let (_, returned) = read_frame::<EdgeMessage>(near, HOP_BYTES).unwrap();
+            own.push(start.elapsed().as_secs_f64() * 1e6);
+            assert_eq!(returned, bytes);
+        }
     }
-    print("round trip of 16 KiB", "µs", &own, &raw);
+    print("round trip of 16 KiB, encrypted", "µs", &own[0], &raw);
+    print("round trip of 16 KiB, not encrypted", "µs", &own[1], &raw);
 }
 
 /// Returns the seconds that `connections` threads need for a sample together.
@@ -126,9 +135,9 @@ fn in_parallel<S: Send>(
 fn prefill_activations_beside_plain_tcp() {
     let payload = vec![3; PLACE_BYTES];
     let message = piece(PLACE_BYTES);
-    for connections in [1, 2, 4] {
-        let mut encrypted: Vec<_> = (0..connections).map(|_| streams()).collect();
-        let mut plain: Vec<_> = (0..connections).map(|_| sockets()).collect();
+    let mut plain = [sockets()];
+    for (connections, is_plain) in [(1, false), (2, false), (4, false), (1, true), (2, true)] {
+        let mut pairs: Vec<_> = (0..connections).map(|_| streams(is_plain)).collect();
         let (mut own, mut raw) = (Vec::new(), Vec::new());
         for _ in 0..samples().0 {
             let send = |stream: &mut TcpStream, places| {
@@ -148,9 +157,10 @@ fn prefill_activations_beside_plain_tcp() {
                     read_frame_into::<EdgeMessage>(stream, PLACE_BYTES, &mut bytes).unwrap();
                 }
             };
-            own.push(samples().1 as f64 / in_parallel(&mut encrypted, send, receive) / 1e6);
+            own.push(samples().1 as f64 / in_parallel(&mut pairs, send, receive) / 1e6);
         }
-        print(&format!("activations over {connections} connections"), "MB/s", &own, &raw);
+        let kind = if is_plain { "plain" } else { "encrypted" };
+        print(&format!("activations over {connections} {kind} connections"), "MB/s", &own, &raw);
     }
 }
 

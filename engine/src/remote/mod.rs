@@ -4,7 +4,8 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `key.rs` | the key that a worker and its coordinators share |
-//! | `tls.rs` | encrypted streams of bytes |
+//! | `tls.rs` | encrypted streams of bytes: authentication |
+//! | `records.rs` | encrypted streams of bytes: records |
 //! | `protocol.rs` | messages before a run |
 //! | `client.rs` | the coordinator's side |
 //! | `worker.rs` | the worker's side |
@@ -18,6 +19,7 @@ mod figures;
 mod key;
 mod neighbour;
 mod protocol;
+mod records;
 #[cfg(test)]
 mod schema;
 #[cfg(test)]

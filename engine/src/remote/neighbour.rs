@@ -3,7 +3,7 @@
 
 use super::client::WorkerAddress;
 use super::key::WorkerKey;
-use super::protocol::{Answer, Neighbour, Version, keep_alive};
+use super::protocol::{Answer, Neighbour, keep_alive};
 use super::tls::{Tls, TlsStream};
 use super::worker::EDGES;
 use crate::error::{Error, Result};
@@ -25,17 +25,25 @@ pub(super) enum Guest {
 
 /// Other workers that may connect, by the name of their key.
 #[derive(Clone, Default)]
-pub(super) struct Guests(Arc<Mutex<HashMap<String, (Tls, Guest)>>>);
+pub(super) struct Guests {
+    admitted: Arc<Mutex<HashMap<String, (Tls, Guest)>>>,
+    /// Whether this worker takes plain connections.
+    plain: bool,
+}
 
 impl Guests {
+    pub(super) fn new(plain: bool) -> Self {
+        Self { plain, ..Self::default() }
+    }
+
     pub(super) fn find(&self, name: &str) -> Option<(Tls, Guest)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     /// Admits the worker with a key, until the result is dropped.
     pub(super) fn admit(&self, key: &WorkerKey, guest: Guest) -> io::Result<Admitted> {
-        let (tls, name) = (Tls::new(key)?, key.name());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (tls, guest));
+        let (tls, name) = (Tls::new(key, self.plain)?, key.name());
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (tls, guest));
         Ok(Admitted(self.clone(), name))
     }
 }
@@ -45,7 +53,7 @@ pub(super) struct Admitted(Guests, String);
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+        self.0.admitted.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
     }
 }
 
@@ -61,7 +69,7 @@ pub(super) struct NeighbourHost {
     edges: Vec<(usize, Source)>,
 }
 
-/// Source of the stream of an edge.
+/// Source of the streams of an edge.
 enum Source {
     /// This worker connects.
     Connects(WorkerAddress),
@@ -73,9 +81,9 @@ impl Neighbours {
     /// Admits the workers that connect to this one.
     pub(super) fn new(guests: &Guests, edges: &[Neighbour]) -> io::Result<Self> {
         let (mut hosts, mut admitted) = (Vec::<NeighbourHost>::new(), Vec::new());
-        for Neighbour { name, edge, key, address } in edges {
+        for Neighbour { name, edge, key, address, plain } in edges {
             let source = match address {
-                Some(address) => Source::Connects(WorkerAddress::new(address, key.clone())),
+                Some(address) => Source::Connects(WorkerAddress::new(address, key.clone()).plain(*plain)),
                 None => {
                     let (sender, receiver) = channel();
                     admitted.push(guests.admit(key, Guest::Edge(*edge, sender))?);
@@ -100,10 +108,10 @@ impl Neighbours {
 impl Connect for NeighbourHost {
     fn connect(&self, run: &Run<'_>) -> Result<RemoteHost> {
         let mut edges = Vec::new();
-        for edge in &run.edges {
-            let source = self.edges.iter().find(|(own, _)| own == edge).map(|(_, source)| source);
+        for edge in run.edges_of_streams() {
+            let source = self.edges.iter().find(|(own, _)| *own == edge).map(|(_, source)| source);
             let missing = || Error::Usage(format!("no key for edge {edge} to {}", self.name));
-            edges.push((*edge, source.ok_or_else(missing)?.stream(&self.name)?.into_stream()));
+            edges.push((edge, source.ok_or_else(missing)?.stream(&self.name)?.into_stream()));
         }
         Ok(RemoteHost { name: self.name.clone(), is_coordinator: false, control: None, edges })
     }
@@ -113,7 +121,7 @@ impl Source {
     fn stream(&self, name: &str) -> Result<TlsStream> {
         match self {
             Self::Connects(address) => {
-                let mut stream = address.connect(&Version::own())?;
+                let mut stream = address.connect_for_activations()?;
                 match read_frame(&mut stream, 0).map_err(|cause| address.failed(cause))?.0 {
                     Answer::Accepted => {}
                     other => return Err(address.failed(format!("an unexpected answer: {other:?}"))),

@@ -26,6 +26,8 @@ const PING: Duration = Duration::from_millis(if cfg!(test) { 250 } else { 1000 }
 pub(super) const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
 /// Maximum size of a payload before a run, in bytes.
 pub(super) const MAX_ECHO_BYTES: usize = 4 << 20;
+/// Maximum number of streams of an edge.
+pub(super) const MAX_STREAMS: u32 = 4;
 
 /// Program and protocol of a peer. The first message in both directions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,17 +70,24 @@ pub(super) enum Request {
     },
 }
 
+/// What a worker offers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Offer {
+    /// The devices, with their descriptions.
+    pub devices: Vec<(Adapter, DeviceFacts)>,
+    /// Host memory for stages, in bytes, if known.
+    pub memory_bytes: Option<u64>,
+    /// Number of the host's cores.
+    pub cores: u32,
+}
+
 /// Messages of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// Nothing. Shows that the worker lives.
     Ping,
     /// The devices.
-    Devices {
-        devices: Vec<(Adapter, DeviceFacts)>,
-        /// Host memory for stages, in bytes, if known.
-        memory_bytes: Option<u64>,
-    },
+    Devices(Box<Offer>),
     /// The payload of the request.
     Echo,
     /// The link to another worker.
@@ -159,6 +168,8 @@ pub(super) struct Load {
     pub(super) adapters: Vec<Adapter>,
     /// Edges to other workers that do not pass through the coordinator.
     pub(super) neighbours: Vec<Neighbour>,
+    /// Number of streams of each edge.
+    pub(super) streams: u32,
     pub(super) all_logits: bool,
     pub(super) verify_transfers: bool,
     pub(super) stall_timeout: Option<Duration>,
@@ -173,10 +184,12 @@ pub(super) struct Neighbour {
     pub(super) name: String,
     /// Index of the edge.
     pub(super) edge: usize,
-    /// Key of the edge's stream.
+    /// Key of the edge's streams.
     pub(super) key: WorkerKey,
     /// Address of the other worker, if this one connects.
     pub(super) address: Option<String>,
+    /// Whether both workers take plain connections.
+    pub(super) plain: bool,
 }
 
 /// Reads frames with messages of a kind, and writes them again. The kind is the first letter of `version`, `request`,

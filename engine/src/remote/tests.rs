@@ -2,9 +2,11 @@
 
 use super::protocol::{Answer, Request, Version};
 use super::{WorkerAddress, WorkerKey, WorkerServer, WorkerSettings};
-use crate::{DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Model, Planner};
+use crate::{
+    DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Model, Planner, Prompt,
+};
 use ragtag_kernels::Activations;
-use ragtag_scheduler::remote::read_frame;
+use ragtag_scheduler::remote::{read_frame, write_frame};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -43,7 +45,8 @@ impl Drop for Worker {
 fn worker_process() {
     let Ok(key) = std::env::var(WORKER) else { return };
     let (listen, key) = ("127.0.0.1:0".parse().unwrap(), key.parse().unwrap());
-    let server = WorkerServer::new(devices(), WorkerSettings { listen, key, model: None }).unwrap();
+    let server =
+        WorkerServer::new(devices(), WorkerSettings { listen, key, model: None, plain: true }).unwrap();
     let mut out = std::io::stdout();
     writeln!(out, "\n{LISTENS}{}", server.address().unwrap()).unwrap();
     server.serve()
@@ -137,6 +140,53 @@ fn all_orders_of_stages_give_equal_tokens() {
     ] {
         assert_eq!(tokens(split, &addresses, 24, |_| ()).unwrap(), expected, "{split}");
     }
+}
+
+/// Each chunk of the prompt has several pieces. Two streams carry them at the same time.
+#[test]
+fn streams_beside_each_other_and_plain_ones_give_equal_tokens() {
+    let (model, workers) = (Model::bundled().unwrap(), [Worker::start(), Worker::start()]);
+    let prompt: Vec<u32> = (0..700).map(|at| 300 + at * 37 % 400).collect();
+    let run = |devices: &Devices, split: &str| {
+        let planner = Planner::new(&model).devices(devices).activations(Activations::F32).context(1024);
+        let plan = planner.split(split.parse().unwrap()).plan().unwrap();
+        let options = EngineOptions { verify_transfers: true, ..EngineOptions::default() };
+        let engine = Engine::start_exact(&model, devices, &plan, options).unwrap();
+        let generation = Generation { max_tokens: 8, ignore_end: true, ..Generation::greedy() };
+        let mut stream = engine.session().generate(Prompt::Tokens(&prompt), &generation).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut tokens = Vec::new();
+        while let Event::Token { id, .. } = runtime.block_on(stream.next_event()).unwrap() {
+            tokens.extend(id);
+        }
+        tokens
+    };
+    let expected = run(&devices(), "0-13=cpu:0");
+    assert_eq!(expected.len(), 8);
+    for (plain, is_direct) in [(false, true), (true, true), (false, false)] {
+        let addresses = workers.each_ref().map(|worker| worker.1.clone().plain(plain));
+        let mut devices = devices().with_workers(&model, &addresses, None).unwrap();
+        devices.hosts.streams = 3;
+        if !is_direct {
+            devices.hosts.direct.clear();
+        }
+        for split in ["0-6=cpu:0,7-13=worker1/cpu:0", "0-3=worker1/cpu:0,4-8=worker2/cpu:0,9-13=cpu:0"] {
+            assert_eq!(run(&devices, split), expected, "{split}, plain: {plain}, direct: {is_direct}");
+        }
+    }
+}
+
+#[test]
+fn plain_connections_are_for_activations_alone() {
+    let worker = Worker::start();
+    let mut stream = worker.1.clone().plain(true).connect_for_activations().unwrap();
+    assert!(stream.is_plain());
+    write_frame(&mut stream, &Request::Admit(WorkerKey::generate().unwrap()), &[]).unwrap();
+    let answer = read_frame::<Answer>(&mut stream, 0).unwrap().0;
+    assert!(matches!(&answer, Answer::Refused(why) if why.contains("for activations alone")), "{answer:?}");
+    assert!(!worker.1.connect_for_activations().unwrap().is_plain());
+    let text = format!("127.0.0.1:1#plain-{}", worker.1.key.to_string());
+    assert!(text.parse::<WorkerAddress>().unwrap().plain);
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! Encrypted streams of bytes: TLS 1.3 with raw public keys. Both ends have the same key, and accept no other.
+//! Encrypted streams of bytes. Both ends prove with TLS 1.3 and raw public keys that they have the same key, and accept no
+//! other. After the handshake, `records.rs` encrypts.
 
 use super::key::WorkerKey;
 use super::protocol::SILENCE;
+use super::records::{Opener, Sealer, both};
 use ragtag_scheduler::remote::Stream;
 use rustls::client::AlwaysResolvesClientRawPublicKeys;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -14,16 +16,16 @@ use rustls::{
     ClientConfig, ClientConnection, Connection, DigitallySignedStruct, DistinguishedName, ServerConfig,
     SignatureScheme,
 };
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Time limit of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Bytes that one read takes from the socket at most.
-const READ_BYTES: usize = 256 << 10;
+
+/// Protocol without encryption after the handshake, as both ends name it in the handshake (ALPN).
+const PLAIN: &[u8] = b"ragtag-plain";
 
 /// Configurations of both ends for one key.
 #[derive(Clone)]
@@ -35,7 +37,8 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    pub(super) fn new(key: &WorkerKey) -> io::Result<Self> {
+    /// If both ends are `plain`, a connection is not encrypted after the handshake.
+    pub(super) fn new(key: &WorkerKey, plain: bool) -> io::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let private = PrivatePkcs8KeyDer::from(key.private());
         let signer = rustls::crypto::ring::sign::any_eddsa_type(&private).map_err(io::Error::other)?;
@@ -45,7 +48,8 @@ impl Tls {
         let only = Arc::new(only);
         let certified = Arc::new(CertifiedKey::new(vec![own], signer));
         let versions = &[&rustls::version::TLS13];
-        let client = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
+        let protocols: Vec<Vec<u8>> = plain.then(|| PLAIN.to_vec()).into_iter().collect();
+        let mut client = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
             .with_protocol_versions(versions)
             .map_err(io::Error::other)?
             .dangerous()
@@ -59,6 +63,8 @@ impl Tls {
             .with_client_cert_verifier(only)
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified)));
         server.send_tls13_tickets = 0;
+        client.alpn_protocols.clone_from(&protocols);
+        server.alpn_protocols = protocols;
         Ok(Self { client: Arc::new(client), server: Arc::new(server), name: key.name() })
     }
 
@@ -215,44 +221,40 @@ impl ClientCertVerifier for Only {
     }
 }
 
-/// An encrypted connection. Clones share it: one thread may read while others write.
+/// An encrypted or plain connection. Clones share it: one thread may read while others write.
 #[derive(Clone)]
 pub(super) struct TlsStream {
-    connection: Arc<Mutex<Connection>>,
     socket: Arc<TcpStream>,
-    /// Encrypted bytes. Held while they are sent, so that they leave in order.
-    sending: Arc<Mutex<Vec<u8>>>,
-    /// Bytes from the socket that are not decrypted yet.
-    arrived: Arc<Mutex<Arrived>>,
-}
-
-/// Bytes from a socket.
-struct Arrived {
-    bytes: Vec<u8>,
-    /// Bytes that are not decrypted yet.
-    range: Range<usize>,
+    is_plain: bool,
+    sending: Arc<Mutex<Sealer>>,
+    receiving: Arc<Mutex<Opener>>,
 }
 
 impl TlsStream {
-    fn new(mut connection: Connection, mut socket: TcpStream) -> io::Result<Self> {
+    fn new(mut connection: Connection, socket: TcpStream) -> io::Result<Self> {
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(HANDSHAKE))?;
+        let mut handshake = Handshake { socket: &socket, record: Vec::new(), given: 0 };
         while connection.is_handshaking() {
-            connection.complete_io(&mut socket)?;
+            connection.complete_io(&mut handshake)?;
         }
-        connection.set_buffer_limit(None);
         socket.set_read_timeout(None)?;
         // The other end always reads soon.
         socket.set_write_timeout(Some(SILENCE))?;
-        let connection = Arc::new(Mutex::new(connection));
-        let arrived = Arrived { bytes: vec![0; READ_BYTES], range: 0..0 };
-        let (sending, arrived) = (Arc::default(), Arc::new(Mutex::new(arrived)));
-        Ok(Self { connection, socket: Arc::new(socket), sending, arrived })
+        let is_plain = connection.alpn_protocol() == Some(PLAIN);
+        let (sealer, opener) = both(connection, is_plain)?;
+        let (sending, receiving) = (Arc::new(Mutex::new(sealer)), Arc::new(Mutex::new(opener)));
+        Ok(Self { socket: Arc::new(socket), is_plain, sending, receiving })
     }
 
     /// Sets the time after which a read fails if nothing arrives.
     pub(super) fn set_silence(&self, limit: Option<Duration>) -> io::Result<()> {
         self.socket.set_read_timeout(limit)
+    }
+
+    /// Returns whether the connection is not encrypted.
+    pub(super) fn is_plain(&self) -> bool {
+        self.is_plain
     }
 
     pub(super) fn close(&self) {
@@ -263,61 +265,133 @@ impl TlsStream {
         let (reader, writer) = (Box::new(self.clone()), Box::new(self.clone()));
         Stream { reader, writer, close: Arc::new(move || self.close()) }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Read for TlsStream {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            {
-                let mut connection = self.lock();
-                match connection.reader().read(out) {
-                    Err(cause) if cause.kind() == ErrorKind::WouldBlock => {}
-                    read => return read,
-                }
-                // The connection takes a few kilobytes at once, and holds little plaintext.
-                if !arrived.range.is_empty() {
-                    let taken = connection.read_tls(&mut &arrived.bytes[arrived.range.clone()])?;
-                    if taken == 0 {
-                        return Ok(0);
-                    }
-                    arrived.range.start += taken;
-                    let processed = connection.process_new_packets();
-                    processed.map_err(|cause| io::Error::new(ErrorKind::InvalidData, cause))?;
-                    continue;
-                }
-            }
-            // Reads without the lock, so that another thread can write.
-            let bytes = (&*self.socket).read(&mut arrived.bytes)?;
-            arrived.range = 0..bytes;
-            if bytes == 0 {
-                self.lock().read_tls(&mut io::empty())?;
-            }
-        }
+        self.receiving.lock().unwrap_or_else(PoisonError::into_inner).read(&self.socket, out)
     }
 }
 
 impl Write for TlsStream {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let mut bytes = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        bytes.clear();
-        {
-            let mut connection = self.lock();
-            connection.writer().write_all(data)?;
-            while connection.wants_write() {
-                connection.write_tls(&mut *bytes)?;
-            }
-        }
-        // Sends without the lock, so that another thread can read.
-        (&*self.socket).write_all(&bytes)?;
-        Ok(data.len())
+        self.write_vectored(&[IoSlice::new(data)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner).send(&self.socket, parts)?;
+        Ok(parts.iter().map(|part| part.len()).sum())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// The socket during a handshake. It takes no byte after the record that ends the handshake.
+struct Handshake<'a> {
+    socket: &'a TcpStream,
+    record: Vec<u8>,
+    /// Bytes of the record that the reader has.
+    given: usize,
+}
+
+impl Read for Handshake<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.given == self.record.len() {
+            // Type, version and length of a record of TLS.
+            let mut header = [0; 5];
+            self.socket.read_exact(&mut header)?;
+            self.record.clear();
+            self.record.extend_from_slice(&header);
+            let length = u16::from_be_bytes([header[3], header[4]]);
+            self.record.resize(header.len() + usize::from(length), 0);
+            self.socket.read_exact(&mut self.record[header.len()..])?;
+            self.given = 0;
+        }
+        let count = out.len().min(self.record.len() - self.given);
+        out[..count].copy_from_slice(&self.record[self.given..self.given + count]);
+        self.given += count;
+        Ok(count)
+    }
+}
+
+impl Write for Handshake<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.socket.write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// Returns both ends of a connection.
+    fn pair(plain: [bool; 2]) -> [TlsStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let key = WorkerKey::generate().unwrap();
+        let [own, other] = plain.map(|plain| Tls::new(&key, plain).unwrap());
+        let accepting = std::thread::spawn(move || Tls::accept(far, |_| (other, ())).unwrap().0);
+        let near = own.connect(near).unwrap();
+        [near, accepting.join().unwrap()]
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_in_both_directions() {
+        let sizes = [1, 20, 5000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300_000];
+        for plain in [[false, false], [true, true], [true, false], [false, true]] {
+            let [mut near, mut far] = pair(plain);
+            assert_eq!([near.is_plain(), far.is_plain()], [plain == [true, true]; 2]);
+            let text = |round: usize, size: usize| -> Vec<u8> {
+                (0..size).map(|at| (at * 7 + round) as u8).collect()
+            };
+            // Enough for several keys.
+            let rounds = 0..40;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for (round, size) in rounds.clone().flat_map(|round| sizes.map(|size| (round, size))) {
+                        let mut read = vec![0; size];
+                        far.read_exact(&mut read).unwrap();
+                        assert!(read == text(round, size), "{size} bytes");
+                        far.write_all(&read).unwrap();
+                    }
+                });
+                for (round, size) in rounds.clone().flat_map(|round| sizes.map(|size| (round, size))) {
+                    let sent = text(round, size);
+                    let (first, second) = sent.split_at(size / 3);
+                    near.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]).unwrap();
+                    let mut read = vec![0; size];
+                    near.read_exact(&mut read).unwrap();
+                    assert!(read == sent, "{size} bytes back");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn records_of_another_key_and_parts_of_records_are_errors() {
+        let foreign = |length: u32| [&length.to_le_bytes()[..], &[7; 40]].concat();
+        for (bytes, kind) in [
+            (foreign(24), ErrorKind::InvalidData),
+            (foreign(0), ErrorKind::InvalidData),
+            (foreign(u32::MAX), ErrorKind::InvalidData),
+            (foreign(25), ErrorKind::UnexpectedEof),
+            (vec![1], ErrorKind::UnexpectedEof),
+        ] {
+            let [near, mut far] = pair([false, false]);
+            (&*near.socket).write_all(&bytes).unwrap();
+            near.close();
+            assert_eq!(far.read(&mut [0; 8]).unwrap_err().kind(), kind, "{bytes:?}");
+        }
+        let [near, mut far] = pair([false, false]);
+        near.close();
+        assert_eq!(far.read(&mut [0; 8]).unwrap(), 0);
     }
 }

@@ -1,10 +1,11 @@
 //! The worker's side: offers the devices of this host, and runs stages of plans.
 
-use super::client::{WorkerAddress, probe};
+use super::client::{WorkerAddress, cores, probe};
 use super::key::WorkerKey;
 use super::neighbour::{Guest, Guests, Neighbours};
 use super::protocol::{
-    Answer, Describe, Load, MAX_ECHO_BYTES, ModelId, Request, SILENCE, Version, keep_alive,
+    Answer, Describe, Load, MAX_ECHO_BYTES, MAX_STREAMS, ModelId, Offer, Request, SILENCE, Version,
+    keep_alive,
 };
 use super::tls::{Tls, TlsStream};
 use crate::calibrate::{Calibration, CalibrationOptions};
@@ -43,6 +44,8 @@ pub struct WorkerSettings {
     pub key: WorkerKey,
     /// A model, or a folder of models. Without it, the worker opens the path that the coordinator has.
     pub model: Option<PathBuf>,
+    /// Whether to accept connections for activations that are not encrypted after the handshake.
+    pub plain: bool,
 }
 
 /// A worker that listens. It offers its devices to coordinators that have its key.
@@ -71,12 +74,13 @@ impl WorkerServer {
     /// # Errors
     /// Returns [`Error::Worker`] if the address cannot be used.
     pub fn new(devices: Devices, settings: WorkerSettings) -> Result<Self> {
-        let WorkerSettings { listen, key, model } = settings;
+        let WorkerSettings { listen, key, model, plain } = settings;
         let failed =
             |cause: io::Error| Error::Worker { address: listen.to_string(), cause: cause.to_string() };
-        let tls = Tls::new(&key).map_err(failed)?;
+        let tls = Tls::new(&key, plain).map_err(failed)?;
         let listener = TcpListener::bind(listen).map_err(failed)?;
-        let (models, sessions, guests, connections) = Default::default();
+        let (models, sessions, connections) = Default::default();
+        let guests = Guests::new(plain);
         let shared = Arc::new(Shared { devices, model, models, sessions, guests, connections });
         Ok(Self { listener, tls, shared })
     }
@@ -180,6 +184,10 @@ impl Shared {
                     let error = Error::Usage("this key is for the measurement of the link alone".into());
                     return write_frame(&mut stream, &refused(error), &[]).map(|()| false);
                 }
+                request if stream.is_plain() && !matches!(request, Request::Echo | Request::Edge { .. }) => {
+                    let error = Error::Usage("a plain connection is for activations alone".into());
+                    return write_frame(&mut stream, &refused(error), &[]).map(|()| false);
+                }
                 Request::Admit(key) => {
                     admitted.push(self.guests.admit(&key, Guest::Measures)?);
                     keep_alive(&stream);
@@ -231,7 +239,7 @@ impl Shared {
         let adapter = |label: &str| self.devices.selected().iter().find(|adapter| adapter.label() == label);
         let devices = facts.into_iter().filter_map(|facts| Some((adapter(&facts.label)?.clone(), facts)));
         let memory_bytes = self.devices.host_memory_bytes(process_bytes);
-        Ok(Answer::Devices { devices: devices.collect(), memory_bytes })
+        Ok(Answer::Devices(Box::new(Offer { devices: devices.collect(), memory_bytes, cores: cores() })))
     }
 
     /// Opens the model that a coordinator has: the worker's own, one of its folder, the bundled one, or that at the
@@ -302,6 +310,9 @@ impl Shared {
     /// Returns the model and the valid plan of a request.
     fn checked(&self, load: &Load) -> Result<(Model, Plan)> {
         let model = self.model(&load.model)?;
+        if !(1..=MAX_STREAMS).contains(&load.streams) {
+            return Err(Error::Usage(format!("{} streams for each edge", load.streams)));
+        }
         let wrong = |cause| Error::Usage(format!("the plan is invalid: {cause}"));
         let plan = Plan::from_json(&load.plan).map_err(wrong)?;
         let labels: Vec<_> = load.adapters.iter().map(Adapter::label).chain(self.devices.labels()).collect();
@@ -326,7 +337,7 @@ impl Shared {
         let devices = load.adapters.iter().map(device).collect();
         let mut hosts = vec![Arc::new(coordinator) as Arc<dyn Connect>];
         hosts.extend(neighbours.hosts.iter().map(|host| Arc::clone(host) as Arc<dyn Connect>));
-        let hosts = Hosts { devices, hosts, is_worker: true, ..Hosts::default() };
+        let hosts = Hosts { devices, hosts, is_worker: true, streams: load.streams, ..Hosts::default() };
         let devices = self.devices.clone().beside(hosts);
         let options = EngineOptions {
             all_logits: load.all_logits,
@@ -354,7 +365,7 @@ fn pass(mut stream: TlsStream, edge: usize, sender: &Sender<(usize, TlsStream)>)
 
 /// Measures the link to another worker.
 fn measured(peer: &WorkerAddress) -> Answer {
-    let measured = peer.connect(&Version::own()).and_then(|mut stream| {
+    let measured = peer.connect_for_activations().and_then(|mut stream| {
         let link = probe(&mut stream).map_err(|cause| peer.failed(cause));
         stream.close();
         link
@@ -375,7 +386,7 @@ struct Coordinator {
 impl Connect for Coordinator {
     fn connect(&self, run: &Run<'_>) -> Result<RemoteHost> {
         let (receiver, mut edges) = (lock(&self.edges), Vec::new());
-        while edges.len() < run.edges.len() {
+        while edges.len() < run.edges_of_streams().count() {
             let (edge, stream) = receiver.recv_timeout(EDGES).map_err(|_| {
                 Error::Usage("the coordinator has not opened the streams of its edges".into())
             })?;

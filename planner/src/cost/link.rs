@@ -45,6 +45,16 @@ impl LinkFacts {
         }
     }
 
+    /// Returns the link with a ring for a network. Besides the usual places, it has one for each chunk that the network
+    /// carries while the answer that a place is free is under way. Otherwise, a sender waits for these answers.
+    #[must_use]
+    pub fn over_network(self) -> Self {
+        let (chunk_bytes, depth) = Route::HOST_STAGED.ring();
+        let bytes = 2.0 * self.latency_us.value / 1e6 * self.bandwidth_bytes_per_s.value;
+        let places = (bytes / chunk_bytes as f64).min(MOST_PLACES);
+        Self { routes: Route::HostStaged { chunk_bytes, depth: depth + places as u32 }.into(), ..self }
+    }
+
     /// Returns the time to transfer `bytes` bytes, in microseconds.
     pub fn time_us(&self, bytes: u64) -> f64 {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
@@ -63,6 +73,8 @@ impl LinkFacts {
     }
 }
 
+/// Maximum number of places that a network adds to a ring. They take 15 MiB.
+const MOST_PLACES: f64 = 60.0;
 /// Minimum latency of a fitted link, because even an empty transfer takes time.
 const LEAST_LATENCY_US: f64 = 0.1;
 /// Maximum rate that the fit returns, in bytes per second. The fit returns it if larger copies take no longer

@@ -204,6 +204,17 @@ fn copies_are_fitted_by_their_relative_errors() {
 }
 
 #[test]
+fn rings_over_networks_hold_the_bytes_of_a_round_trip() {
+    for (latency_us, rate, places) in
+        [(50.0, 1.2e9, 4), (1000.0, 1.2e9, 4 + 9), (20_000.0, 1.2e8, 4 + 18), (1e5, 1e10, 64)]
+    {
+        let [latency_us, rate] = [latency_us, rate].map(Figure::assumed);
+        let link = LinkFacts { latency_us, bandwidth_bytes_per_s: rate, ..LinkFacts::assumed() };
+        assert_eq!(link.over_network().routes.places(), places, "{latency_us:?}, {rate:?}");
+    }
+}
+
+#[test]
 fn links_are_directed_and_others_assumed() {
     let mut fast = LinkFacts::assumed();
     fast.bandwidth_bytes_per_s = Figure { value: 60e9, source: FigureSource::Measured };

@@ -96,6 +96,6 @@ impl Hosts {
         let latency_us = Figure { value: own.latency_us.value + latency.value, ..*latency };
         let slower =
             if own.bandwidth_bytes_per_s.value < rate.value { own.bandwidth_bytes_per_s } else { *rate };
-        Ok(LinkFacts { latency_us, bandwidth_bytes_per_s: slower, ..own })
+        Ok(LinkFacts { latency_us, bandwidth_bytes_per_s: slower, ..own }.over_network())
     }
 }

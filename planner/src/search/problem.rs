@@ -14,7 +14,7 @@ use crate::cost::{
     kind_time,
 };
 pub(super) use evaluation::Evaluation;
-use links::{index, links, pairs, shared_rates, transfer_bytes, transfer_times, users};
+use links::{index, links, network_us, pairs, shared_rates, transfer_bytes, transfer_times, users};
 use ragtag_graph::Segment;
 pub(super) use run::Run;
 use std::ops::Range;
@@ -122,7 +122,7 @@ impl<'a> Problem<'a> {
         let device = |device: usize| DeviceCosts {
             before: self.before[device].iter().map(costs).collect(),
             stage: self.stage_costs(device),
-            entry: Costs::default(),
+            entry: Costs { busy: 0.0, chunk: 0.0, ..costs(&self.entry(device)) },
             exit: Costs { busy: 0.0, chunk: 0.0, ..costs(&self.token_return(device)) },
             reach: classes.iter().map(|&bytes| self.reach(device, bytes)).collect(),
         };
@@ -221,12 +221,18 @@ impl<'a> Problem<'a> {
         Times::always(self.input.devices[device].hand_over_us.value)
     }
 
+    /// Returns how long a micro-batch is under way from the coordinator to `device`, if it runs the first stage.
+    fn entry(&self, device: usize) -> Times {
+        Times::always(network_us(self.input, device))
+    }
+
     /// Returns the times of the token return if `device` runs the last stage.
     fn token_return(&self, device: usize) -> Times {
+        let network_us = network_us(self.input, device);
         let device = &self.input.devices[device];
         self.workload_times.times(|batch| match batch.logit_rows {
             0 => 0.0,
-            rows => device.token_return(rows, ModelFacts::RETURN_ROW_BYTES).value,
+            rows => network_us + device.token_return(rows, ModelFacts::RETURN_ROW_BYTES).value,
         })
     }
 

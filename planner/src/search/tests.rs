@@ -607,6 +607,24 @@ fn predictions_are_sums_of_segment_times() {
     assert!((plan.predicted.decode_tokens_per_s - 4.0 / wanted * 1e6).abs() <= 0.05 + 1e-9);
 }
 
+/// A token passes the network three times: to the first stage, between the stages, and back.
+#[test]
+fn networks_to_the_first_stage_and_from_the_last_one_count() {
+    let token_us = |latency_us: f64| {
+        let labels = ["cpu:0", "a/cpu:0", "b/cpu:0"];
+        let devices = labels.map(|label| device(label, 1 << 40, 1.0)).into();
+        let mut world = World::new(model(12, 10 * MIB, 10 * MIB), devices).split("0-6=a/cpu:0,7-13=b/cpu:0");
+        world.limits.sequences = 1;
+        let network = LinkFacts { latency_us: Figure::assumed(latency_us), ..LinkFacts::assumed() };
+        for (from, to) in labels.iter().flat_map(|from| labels.map(|to| (*from, to))) {
+            world.links.known.extend((from != to).then(|| (from.into(), to.into(), network.clone())));
+        }
+        world.plan().expect("fits").predicted.token_us
+    };
+    let added = token_us(10_020.0) - token_us(20.0);
+    assert!((added - 30_000.0).abs() < 1.0, "{added}");
+}
+
 #[test]
 fn a_slow_link_counts() {
     let mut world = World::new(

@@ -11,7 +11,7 @@ use ragtag_graph::execution::{Chunks, KvUse};
 use ragtag_hal::{DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::{Route, Routes};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Size of a place of the ring, in bytes.
 const PLACE_BYTES: u64 = 16;
@@ -41,19 +41,20 @@ pub fn receive_edge(mut bytes: &[u8], sends: bool) -> io::Result<usize> {
         imported: Vec::new(),
         routes,
     };
-    let mut receiver = EdgeReceiver {
+    let receiver = EdgeReceiver {
         to: Some(stage),
         sends,
         ring: Ring { memory, chunk_bytes: PLACE_BYTES, depth: PLACES },
         mirror: Timeline::new(timeline),
-        next: 0,
         run: small(),
+        most_waiting: PLACES as usize,
+        arrivals: Mutex::default(),
     };
     let mut count = 0;
     while !bytes.is_empty() {
         let (message, payload) = read_frame(&mut bytes, PLACE_BYTES as usize)?;
-        if let EdgeMessage::Event(event) = message {
-            receiver.deliver(event, &payload)?;
+        if let EdgeMessage::Event { number, event } = message {
+            receiver.arrive(number, event, &payload)?;
         }
         while inbox.poll().is_some() {}
         count += 1;
@@ -80,5 +81,45 @@ fn small() -> RunShape {
         kv_ring: None,
         prefill_from: None,
         recompute_at: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::write_frame;
+    use super::*;
+    use crate::core::StageEvent;
+    use ragtag_hal::Point;
+    use ragtag_transfer::{Piece, ToReceiver, TransferId};
+
+    /// Returns the frames of pieces with these numbers.
+    fn pieces(numbers: &[u64]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for &number in numbers {
+            let timeline = TimelineId { device: DeviceId(1), queue: QueueKind::Download };
+            let piece = Piece { place: 0, offset: 0, bytes: PLACE_BYTES };
+            let ready = Point { timeline, value: 1 };
+            let event = ToReceiver::Piece { transfer: TransferId(1), piece, ready };
+            let message = EdgeMessage::Event { number, event: StageEvent::FromPrevious(event) };
+            write_frame(&mut bytes, &message, &[7; PLACE_BYTES as usize]).unwrap();
+        }
+        bytes
+    }
+
+    #[test]
+    fn events_that_overtake_others_wait_and_repeated_ones_are_refused() {
+        for (numbers, expected) in [
+            (&[2, 0, 1, 4, 3][..], Ok(5)),
+            (&[0, 0], Err("event 0 instead of 1")),
+            (&[1, 1], Err("two events with the number 1")),
+            (&[1, 2, 3, 4], Err("event 4 instead of 0")),
+        ] {
+            let received = receive_edge(&pieces(numbers), false).map_err(|cause| cause.to_string());
+            assert_eq!(
+                received.as_ref().map_err(String::as_str),
+                expected.as_ref().map_err(|cause| *cause),
+                "{numbers:?}"
+            );
+        }
     }
 }

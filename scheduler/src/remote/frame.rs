@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 /// Maximum size of the message of a frame, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -10,43 +10,59 @@ pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Number of bytes for which a reader makes room at once.
 const STEP_BYTES: usize = 1 << 20;
 
-/// A frame, whose memory the next one takes.
+/// The lengths and the message of a frame. The next frame takes their memory.
 #[derive(Default)]
-pub(super) struct Frame(Vec<u8>);
+pub(super) struct Head(Vec<u8>);
 
-impl Frame {
+impl Head {
     /// Returns an error if the message is too large.
-    pub(super) fn fill(&mut self, message: &impl Serialize, payload: &[u8]) -> io::Result<()> {
-        let frame = &mut self.0;
-        frame.clear();
-        frame.extend_from_slice(&[0; 8]);
-        serde_json::to_writer(&mut *frame, message)?;
-        let lengths = (u32::try_from(frame.len() - 8), u32::try_from(payload.len()));
+    pub(super) fn fill(&mut self, message: &impl Serialize, payload_bytes: usize) -> io::Result<()> {
+        let head = &mut self.0;
+        head.clear();
+        head.extend_from_slice(&[0; 8]);
+        serde_json::to_writer(&mut *head, message)?;
+        let lengths = (u32::try_from(head.len() - 8), u32::try_from(payload_bytes));
         let (Ok(message), Ok(bytes)) = lengths else { return Err(invalid("a frame is too large")) };
         if message as usize > MAX_MESSAGE_BYTES {
             return Err(invalid("a message is too large"));
         }
-        frame[..4].copy_from_slice(&message.to_le_bytes());
-        frame[4..8].copy_from_slice(&bytes.to_le_bytes());
-        frame.extend_from_slice(payload);
+        head[..4].copy_from_slice(&message.to_le_bytes());
+        head[4..8].copy_from_slice(&bytes.to_le_bytes());
         Ok(())
     }
 
-    /// Sends the frame with one call of `write`.
-    pub(super) fn send(&self, writer: &mut dyn Write) -> io::Result<()> {
-        writer.write_all(&self.0)?;
+    /// Sends the frame. The payload has the size that [`Head::fill`] wrote.
+    pub(super) fn send(&self, writer: &mut dyn Write, payload: &[u8]) -> io::Result<()> {
+        write_parts(writer, &[IoSlice::new(&self.0), IoSlice::new(payload)])?;
         writer.flush()
     }
 }
 
-/// Sends a frame with one call of `write`.
+/// Writes all bytes of some parts, with one call of `write_vectored` if the writer takes all together.
+///
+/// # Errors
+/// The errors of the writer.
+pub fn write_parts(writer: &mut dyn Write, parts: &[IoSlice<'_>]) -> io::Result<()> {
+    let mut written = match writer.write_vectored(parts) {
+        Err(cause) if cause.kind() == ErrorKind::Interrupted => 0,
+        written => written?,
+    };
+    for part in parts {
+        let skipped = written.min(part.len());
+        writer.write_all(&part[skipped..])?;
+        written -= skipped;
+    }
+    Ok(())
+}
+
+/// Sends a frame with one call of `write_vectored`, if the writer takes all bytes together.
 ///
 /// # Errors
 /// The errors of the writer, and an error for a message that is too large.
 pub fn write_frame(writer: &mut dyn Write, message: &impl Serialize, payload: &[u8]) -> io::Result<()> {
-    let mut frame = Frame::default();
-    frame.fill(message, payload)?;
-    frame.send(writer)
+    let mut head = Head::default();
+    head.fill(message, payload.len())?;
+    head.send(writer, payload)
 }
 
 /// Receives a frame with a payload of at most `max_payload` bytes. Allocates at most 1 MiB more than

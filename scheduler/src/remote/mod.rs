@@ -22,7 +22,7 @@ mod relay;
 mod worker;
 
 pub use check::receive_edge;
-pub use frame::{MAX_MESSAGE_BYTES, read_frame, read_frame_into, write_frame};
+pub use frame::{MAX_MESSAGE_BYTES, read_frame, read_frame_into, write_frame, write_parts};
 pub use worker::serve;
 
 pub(crate) use edge::{EdgeProxy, EdgeReceiver, EdgeSender, Ring};
@@ -44,7 +44,7 @@ pub type Close = Arc<dyn Fn() + Send + Sync>;
 pub struct Stream {
     /// Receives.
     pub reader: Box<dyn Read + Send>,
-    /// Sends. It must take all bytes of one call together.
+    /// Sends. It must take all bytes of one call of `write_vectored` together.
     pub writer: Box<dyn Write + Send>,
     /// Closes both directions.
     pub close: Close,
@@ -85,8 +85,9 @@ pub struct RemoteHost {
     pub is_coordinator: bool,
     /// Stream for the run. On the host itself, [`serve`] uses it.
     pub control: Option<Stream>,
-    /// Streams for the edges between this host and that one, each with the index of the edge. The coordinator also has
-    /// one for each edge between that host and a third one that they do not exchange themselves.
+    /// Streams for the edges between this host and that one, each with the index of the edge. An edge may have several.
+    /// The coordinator also has some for each edge between that host and a third one that they do not exchange
+    /// themselves.
     pub edges: Vec<(usize, Stream)>,
 }
 
@@ -105,7 +106,13 @@ pub enum EdgeMessage {
     /// Nothing. Shows that the other end lives.
     Ping,
     /// An event of the stage. The bytes of a piece follow as payload.
-    Event(StageEvent),
+    Event {
+        /// Number of the event among those of its end. The receiver handles events in this order, because those on
+        /// different streams of the edge may overtake each other.
+        number: u64,
+        /// The event.
+        event: StageEvent,
+    },
 }
 
 /// Messages of a host that runs stages to the coordinator.

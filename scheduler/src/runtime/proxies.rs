@@ -141,10 +141,9 @@ impl Proxies {
         }
     }
 
-    fn stream(&mut self, edge: usize, host: usize) -> Option<Stream> {
-        let streams = &mut self.peers[host].1;
-        let at = streams.iter().position(|(index, _)| *index == edge)?;
-        Some(streams.swap_remove(at).1)
+    fn streams(&mut self, edge: usize, host: usize) -> Vec<Stream> {
+        let streams = self.peers[host].1.extract_if(.., |(index, _)| *index == edge);
+        streams.map(|(_, stream)| stream).collect()
     }
 
     /// Adds the proxy of the stage `far` at an edge. `local` is the stage of this host as its neighbour sees it, and
@@ -158,10 +157,13 @@ impl Proxies {
     ) -> Result<DeviceAddress> {
         let (chunk_bytes, depth) = single_ring(&local.routes)?;
         let (host, timelines) = self.stages[far].clone();
-        let stream = self.stream(index, host);
-        let stream = stream.ok_or_else(|| Error::spec(format!("no stream for edge {index}")))?;
+        let streams = self.streams(index, host);
+        if streams.is_empty() {
+            return Err(Error::spec(format!("no stream for edge {index}")));
+        }
         let routes = (Some(&local.routes), Some(&local.routes));
-        let (address, mailbox) = mailbox(Lanes::of_device(self.credits, self.slots, self.verified, [routes]));
+        let lanes = Lanes::of_device(self.credits, self.slots, self.verified, [routes]);
+        let (address, mailbox) = mailbox(lanes);
         let ring = Ring { memory: Arc::clone(&local.ring), chunk_bytes, depth };
         let queue = if sends { QueueKind::Upload } else { QueueKind::Download };
         let sender = EdgeSender {
@@ -169,12 +171,20 @@ impl Proxies {
             ring: ring.clone(),
             timelines: local.timelines.clone(),
             notice: if sends { Notice::default() } else { local.notice.clone() },
+            turn: Mutex::default(),
         };
         let mirror = Arc::clone(&timelines[queue.index()]);
-        let receiver =
-            EdgeReceiver { to: Some(local), sends, ring, mirror, next: 0, run: layout.run.clone() };
+        let receiver = EdgeReceiver {
+            to: Some(local),
+            sends,
+            ring,
+            mirror,
+            run: layout.run.clone(),
+            most_waiting: lanes.waking + lanes.quiet,
+            arrivals: Mutex::default(),
+        };
         let peer = Arc::clone(&self.peers[host].0);
-        self.edges.push(EdgeProxy { peer, stream, sender, receiver });
+        self.edges.push(EdgeProxy { peer, streams, sender, receiver });
         self.addresses.push(address.clone());
         Ok(address)
     }
@@ -185,9 +195,10 @@ impl Proxies {
         if hosts[0] == hosts[1] {
             return;
         }
-        if let [Some(from), Some(to)] = hosts.map(|host| self.stream(index, host)) {
+        let [from, to] = hosts.map(|host| self.streams(index, host));
+        for streams in from.into_iter().zip(to) {
             let peers = hosts.map(|host| Arc::clone(&self.peers[host].0));
-            self.relays.push(Relay { peers, streams: [from, to] });
+            self.relays.push(Relay { peers, streams: streams.into() });
         }
     }
 }

@@ -25,6 +25,10 @@ pub(crate) struct WorkerArgs {
     /// Model, or folder of models. Default: the path of the model on the other machine.
     #[arg(short, long, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
+    /// Do not encrypt activations, for networks that only you can use. Both ends still prove that they have the key, and all
+    /// other messages are encrypted.
+    #[arg(long)]
+    pub(crate) plain: bool,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
 }

@@ -171,7 +171,8 @@ impl Problem<'_> {
         let late = runs.iter().map(|run| of_path(self.hand_over(run.device))).sum::<Times>()
             + of_prefill(Self::hand_over);
         let parts = stages.iter().chain(&transfers).chain(&prefill_times).copied();
-        let sum: Times = parts.sum::<Times>() + late + token_return;
+        let entry = of_path(self.entry(runs[0].device)) + of_prefill(Self::entry);
+        let sum: Times = parts.sum::<Times>() + entry + late + token_return;
         let shared: Vec<_> = self.shared_by(runs).into_iter().map(of_path).collect();
         let devices = device_times(runs.iter().chain(prefill), stages.iter().chain(&prefill_times));
         let parts = || devices.iter().map(|(_, times)| times).chain(&transfers).chain(&shared);

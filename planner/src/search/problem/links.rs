@@ -29,6 +29,22 @@ pub(super) fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     links
 }
 
+/// Returns the latency of the network between the coordinator and a device, in microseconds. It is that of the link to a
+/// device of the coordinator's host.
+pub(super) fn network_us(input: &PlannerInput<'_>, device: usize) -> f64 {
+    let label = &input.devices[device].label;
+    if !is_remote(label) {
+        return 0.0;
+    }
+    let own = input.links.known.iter().filter(|(from, to, _)| !is_remote(from) && to == label);
+    own.map(|(_, _, link)| link.latency_us.value).min_by(f64::total_cmp).unwrap_or(0.0)
+}
+
+/// Returns whether a device is on another host. Then its label begins with the name of the host and a slash.
+fn is_remote(label: &str) -> bool {
+    label.contains('/')
+}
+
 /// Returns the pairs (from, to) of devices whose transfers use a shared link.
 pub(super) fn users<'a>(
     input: &'a PlannerInput<'_>,
