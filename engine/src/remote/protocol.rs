@@ -70,7 +70,7 @@ pub(super) enum Request {
     },
 }
 
-/// What a worker offers.
+/// Devices and memory that a worker offers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Offer {
     /// The devices, with their descriptions.

@@ -185,7 +185,7 @@ fn plain_connections_are_for_activations_alone() {
     let answer = read_frame::<Answer>(&mut stream, 0).unwrap().0;
     assert!(matches!(&answer, Answer::Refused(why) if why.contains("for activations alone")), "{answer:?}");
     assert!(!worker.1.connect_for_activations().unwrap().is_plain());
-    let text = format!("127.0.0.1:1#plain-{}", worker.1.key.to_string());
+    let text = format!("127.0.0.1:1#plain-{}", worker.1.key);
     assert!(text.parse::<WorkerAddress>().unwrap().plain);
 }
 

@@ -329,6 +329,7 @@ impl Write for Handshake<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ragtag_scheduler::remote::write_parts;
     use std::net::TcpListener;
 
     /// Returns both ends of a connection.
@@ -366,7 +367,7 @@ mod tests {
                 for (round, size) in rounds.clone().flat_map(|round| sizes.map(|size| (round, size))) {
                     let sent = text(round, size);
                     let (first, second) = sent.split_at(size / 3);
-                    near.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]).unwrap();
+                    write_parts(&mut near, &[IoSlice::new(first), IoSlice::new(second)]).unwrap();
                     let mut read = vec![0; size];
                     near.read_exact(&mut read).unwrap();
                     assert!(read == sent, "{size} bytes back");

@@ -74,7 +74,7 @@ const MARGIN: f64 = 1e-3;
 
 /// Returns a random draw for each row, or none. The largest keys of the row and of its parts are not close to the next ones.
 pub(super) fn draws(random: &mut Random, rows: &[Vec<f32>], part: usize) -> Vec<Draw> {
-    let mut draw = |row: &Vec<f32>| loop {
+    let draw = |row: &Vec<f32>| loop {
         let seed = [(); 2].map(|()| random.below(1 << 32) as u32);
         let draw = Draw { seed, scale: [0.0, 0.5, 1.0, 2.0][random.below(4)] };
         let is_clear = |(first, values): (u32, &[f32])| {
@@ -84,7 +84,7 @@ pub(super) fn draws(random: &mut Random, rows: &[Vec<f32>], part: usize) -> Vec<
             return draw;
         }
     };
-    rows.iter().map(|row| draw(row)).collect()
+    rows.iter().map(draw).collect()
 }
 
 /// Returns the header of the parameter block and, right behind it, the draws of the rows in use.
