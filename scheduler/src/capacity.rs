@@ -24,7 +24,7 @@ impl Lanes {
     /// micro-batch in flight, one message per place of the incoming rings, and one notice of a quiet message.
     /// A micro-batch in flight returns its credit only after its stage has handled these messages. The queue
     /// also holds one pending progress notice for each queue of the device. If transfers are `verified`, it
-    /// also holds one checksum per micro-batch in flight. The quiet queue holds what [`of_next`] returns.
+    /// also holds one checksum per micro-batch in flight. The quiet queue holds what `of_next` returns.
     pub fn of_device<'a>(
         credits: u32,
         slots: u32,
