@@ -175,10 +175,10 @@ impl EdgeSender {
             head.fill(message, 0)?;
             return head.send(writer, &[]);
         };
-        // The other host cannot return the place before the lease ends, because it needs all bytes.
         let bytes = self.ring.memory.read(self.ring.range(&piece)?).map_err(io::Error::other)?;
         head.fill(message, bytes.len())?;
-        head.send(writer, &bytes)
+        // When the other host has all bytes, it returns the place, and the device writes there again.
+        head.send_released(writer, bytes, LARGE_BYTES as usize)
     }
 
     /// Waits for an event. Returns `None` if the run ends.

@@ -3,12 +3,16 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::ops::Deref;
 
 /// Maximum size of the message of a frame, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// Number of bytes for which a reader makes room at once.
 const STEP_BYTES: usize = 1 << 20;
+
+/// Number of bytes at the end of a payload that are copied.
+const END_BYTES: usize = 4 << 10;
 
 /// The lengths and the message of a frame. The next frame takes their memory.
 #[derive(Default)]
@@ -29,6 +33,25 @@ impl Head {
         head[..4].copy_from_slice(&message.to_le_bytes());
         head[4..8].copy_from_slice(&bytes.to_le_bytes());
         Ok(())
+    }
+
+    /// Sends the frame with a payload that others may overwrite when the other end has all of it. Therefore, gives up `payload`
+    /// before the last bytes leave. Payloads of less than `copied_from` bytes are copied whole, and of others only the end.
+    pub(super) fn send_released(
+        &mut self,
+        writer: &mut dyn Write,
+        payload: impl Deref<Target = [u8]>,
+        copied_from: usize,
+    ) -> io::Result<()> {
+        let uncopied = if payload.len() < copied_from { 0 } else { payload.len().saturating_sub(END_BYTES) };
+        if uncopied > 0 {
+            write_parts(writer, &[IoSlice::new(&self.0), IoSlice::new(&payload[..uncopied])])?;
+            self.0.clear();
+        }
+        self.0.extend_from_slice(&payload[uncopied..]);
+        drop(payload);
+        writer.write_all(&self.0)?;
+        writer.flush()
     }
 
     /// Sends the frame. The payload has the size that [`Head::fill`] wrote.
