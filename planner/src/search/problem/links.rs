@@ -2,6 +2,7 @@
 
 use crate::cost::{LinkFacts, SharedLink};
 use crate::search::PlannerInput;
+use crate::search::hosts::host_of;
 use crate::search::workload_times::{Point, Times, WorkloadTimes};
 use std::collections::HashMap;
 
@@ -33,16 +34,11 @@ pub(super) fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
 /// device of the coordinator's host.
 pub(super) fn network_us(input: &PlannerInput<'_>, device: usize) -> f64 {
     let label = &input.devices[device].label;
-    if !is_remote(label) {
+    if host_of(label).is_empty() {
         return 0.0;
     }
-    let own = input.links.known.iter().filter(|(from, to, _)| !is_remote(from) && to == label);
+    let own = input.links.known.iter().filter(|(from, to, _)| host_of(from).is_empty() && to == label);
     own.map(|(_, _, link)| link.latency_us.value).min_by(f64::total_cmp).unwrap_or(0.0)
-}
-
-/// Returns whether a device is on another host. Then its label begins with the name of the host and a slash.
-fn is_remote(label: &str) -> bool {
-    label.contains('/')
 }
 
 /// Returns the pairs (from, to) of devices whose transfers use a shared link.
